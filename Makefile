@@ -1,0 +1,45 @@
+# Every target makes .venv and installs what it needs. `make help` lists them.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+IMAGE    ?= src/arr_coc/assets/astronaut.jpg
+QUESTION ?= what is written on the orange suit?
+OUT      ?= sheet.png
+
+.PHONY: help look test lint format bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+look: $(VENV)/core.stamp  ## draw where a question makes the system look (IMAGE=, QUESTION=, OUT=)
+	$(BIN)/arr-coc look "$(IMAGE)" "$(QUESTION)" --out "$(OUT)"
+
+test: lint  ## ruff, mypy --strict, pytest
+	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/dev.stamp  ## format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/core.stamp  ## times of the layer against one encoder pass
+	$(BIN)/python benchmarks/layer.py
+
+$(VENV)/core.stamp: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/dev.stamp: $(VENV)/core.stamp
+	$(PIP) -e ".[dev]"
+	@touch $@
+
+clean:  ## remove the environment and the caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,300 @@
+"""Attending: relevance becomes a budget: which tokens stay, how many, in what order.
+
+The budget rule, `resolve_budget` and `TokenAllocator.automatic_count`:
+
+- an int is tokens per picture; above `N` keeps all;
+- a float `r` in (0, 1] is `max(1, round(r * N))`;
+- `"auto"` is `min_tokens .. max_tokens`, from the entropy of the sharpened relevance: focused is few, spread is many.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from arr_coc.config import ARRCOCConfig, Budget, Grid, check_budget
+
+# A plain softmax over a thousand scores in [0, 1] is nearly uniform and would always ask for the most tokens.
+SHARPNESS = 20.0
+# `explore` = 1 spreads this share of the tokens.
+MOST_EXPLORED = 0.5
+# Tokens whose centred cosine exceeds this are near-duplicates.
+DUPLICATE = 0.8
+# Only the leading candidates are compared with each other.
+MOST_CANDIDATES = 1024
+# Standard deviations above the best of chance from which on the question points somewhere.
+LEAST_MATCH = 1.0
+
+_REPORT = ("count", "fallback", "structure", "match", "spread")
+
+
+def resolve_budget(budget: Budget, total: int) -> int | None:
+    """Number of tokens that a budget means for a picture of `total` tokens; `None` for `"auto"`.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.attending import resolve_budget
+    >>> resolve_budget(0.25, 256), resolve_budget(100, 256), resolve_budget(1000, 256), resolve_budget("auto", 256)
+    (64, 100, 256, None)
+
+    ```
+    """
+    budget = check_budget(budget)
+    if isinstance(budget, str):
+        return None
+    return min(budget, total) if isinstance(budget, int) else max(1, round(budget * total))
+
+
+@lru_cache(maxsize=32)
+def spread_rank(grid: Grid, device: torch.device) -> Tensor:
+    """Rank `[N]` of each cell in an order of which every beginning is spread evenly over the grid.
+
+    The order of Bayer's dither matrix: the first four cells are the quarters, the first sixteen their quarters.
+    Each frame of a clip starts elsewhere.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc.attending import spread_rank
+    >>> spread_rank((1, 2, 2), torch.device("cpu")).tolist()
+    [0, 2, 3, 1]
+
+    ```
+    """
+    frames, rows, columns = grid
+    with torch.inference_mode(False):
+        bits = max(1, (max(rows, columns) - 1).bit_length())
+        row = torch.arange(rows)[:, None]
+        column = torch.arange(columns)[None]
+        value = torch.zeros(rows, columns, dtype=torch.long)
+        for bit in range(bits):
+            quarter = 2 * ((row >> bit & 1) ^ (column >> bit & 1)) + (row >> bit & 1)
+            value += quarter << 2 * (bits - 1 - bit)
+        # golden-ratio steps move the pattern from frame to frame
+        size = 4**bits
+        shift = (torch.arange(frames) * round(size * 0.618)) % size
+        value = (value[None] - shift[:, None, None]) % size  # [t, h, w]
+        order = value.flatten().argsort(stable=True)
+        return _rank_of(order[None])[0].to(device)
+
+
+def _rank_of(order: Tensor) -> Tensor:
+    """Inverse of permutations `[B, N]`: at which place of the order each cell stands."""
+    places = torch.arange(order.shape[1], device=order.device).expand_as(order)
+    return torch.empty_like(order).scatter_(1, order, places)
+
+
+def picture_structure(maps: Tensor) -> Tensor:
+    """How much the picture `[frames, C, h, w]` is more than noise `[frames]`: 1 and above has structure.
+
+    Things make neighbouring cells alike (autocorrelation over one and two cells) or stand alone (an outlier beyond
+    what chance gives). Noise, flat fields and splatter do neither. On small grids neither can be told from chance,
+    so that less is asked.
+    """
+    rows, columns = maps.shape[-2:]
+    count = rows * columns
+    centred = maps - maps.mean(dim=(-2, -1), keepdim=True)
+    variance = centred.square().mean(dim=(-2, -1)) + 1e-4  # [frames, C]; the floor makes flat maps count as nothing
+    together = torch.zeros_like(variance)
+    for lag in (1, 2):
+        if min(rows, columns) > lag:
+            together += (centred[..., lag:] * centred[..., :-lag]).mean(dim=(-2, -1))
+            together += (centred[..., lag:, :] * centred[..., :-lag, :]).mean(dim=(-2, -1))
+    alike = (together / (4 * variance)).mean(dim=-1) / (0.32 * min(1.0, math.sqrt(count / 256)))
+    alone = (centred.abs().amax(dim=(-2, -1)) / variance.sqrt()).mean(dim=-1)
+    return torch.maximum(alike, alone / (math.sqrt(2 * math.log(max(2, count))) + 0.6))
+
+
+class Plan(NamedTuple):
+    """An allocation before its lengths are known on the host.
+
+    Args:
+        kept (`Tensor` of shape `[B, N]`): which cells stay.
+        relevance (`Tensor` of shape `[B, N]`): what the kept cells are worth.
+        report (`Tensor` of shape `[B, 5]`): count, fallback, structure, match, spread, for the one transfer.
+    """
+
+    kept: Tensor
+    relevance: Tensor
+    report: Tensor
+
+
+class Allocation(NamedTuple):
+    """Which tokens stay, right-padded over the batch.
+
+    Args:
+        indices (`Tensor` of shape `[B, Kmax]`): kept cells in ascending order; 0 where padded.
+        mask (`Tensor` of shape `[B, Kmax]`): False where padded.
+        budgets (`Tensor` of shape `[B, Kmax]`): relevance of each kept cell, carries the gradient; 0 where padded.
+        num_kept (`Tensor` of shape `[B]`): lengths, on the host.
+        strategy (`tuple[str, ...]`): `"relevance"`, `"grid"` or `"all"` for each picture.
+        reason (`tuple[str, ...]`): why, in words.
+    """
+
+    indices: Tensor
+    mask: Tensor
+    budgets: Tensor
+    num_kept: Tensor
+    strategy: tuple[str, ...]
+    reason: tuple[str, ...]
+
+
+class TokenAllocator(nn.Module):
+    """Turn relevance and tensions into kept cells.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc import ARRCOCConfig
+    >>> from arr_coc.attending import TokenAllocator
+    >>> allocator = TokenAllocator(ARRCOCConfig(hidden_size=64))
+    >>> relevance = torch.zeros(1, 1, 4, 4)
+    >>> relevance[0, 0, 1, 2] = 1.0
+    >>> exploit = torch.tensor([[0.5, 0.0, 0.0]])
+    >>> allocator(relevance, torch.randn(1, 16, 64), exploit, budget=1).indices.tolist()
+    [[6]]
+
+    ```
+    """
+
+    def __init__(self, config: ARRCOCConfig) -> None:
+        super().__init__()
+        self.min_tokens, self.max_tokens = config.min_tokens, config.max_tokens
+        self.steepness = nn.Parameter(torch.tensor(1.0 / 0.9))
+        self.offset = nn.Parameter(torch.tensor(0.5))
+
+    def automatic_count(self, relevance: Tensor, detail: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens `[B]` (float, differentiable) that relevance `[B, N]` deserves, and its normalised entropy `[B]`."""
+        spread = torch.special.entr(torch.softmax(SHARPNESS * relevance, dim=-1)).sum(dim=-1)
+        spread = spread / math.log(max(2, relevance.shape[1]))
+        share = (0.5 + self.steepness * (spread - self.offset)).clamp(0, 1)
+        count = self.min_tokens + (self.max_tokens - self.min_tokens) * share
+        scaled = count * torch.exp2(2 * detail - 1)
+        return scaled.clamp(self.min_tokens, self.max_tokens), spread
+
+    def plan(
+        self,
+        relevance: Tensor,
+        features: Tensor,
+        tensions: Tensor,
+        budget: Budget,
+        structure: Tensor | None = None,
+        match: Tensor | None = None,
+    ) -> Plan:
+        """Choose cells without leaving the device.
+
+        Args:
+            relevance (`Tensor` of shape `[B, t, h, w]`): in [0, 1].
+            features (`Tensor` of shape `[B, N, F]`): what near-duplicates are judged by.
+            tensions (`Tensor` of shape `[B, 3]`): detail, explore, variety.
+            budget (`int`, `float` or `"auto"`): see the budget rule.
+            structure (`Tensor` of shape `[B]`, *optional*): from [`picture_structure`]; without it (no picture) the
+                grid fallback is never taken.
+            match (`Tensor` of shape `[B]`, *optional*): from [`~arr_coc.knowing.Participation`].
+        """
+        batch, frames, rows, columns = relevance.shape
+        flat = relevance.flatten(1)  # [B, N]
+        total = flat.shape[1]
+        with torch.no_grad():
+            detail, explore, variety = tensions.unbind(dim=1)
+            wanted, spread = self.automatic_count(flat, detail)
+            fixed = resolve_budget(budget, total)
+            if fixed is None:
+                count = wanted.round().long().clamp(1, total)
+                most = min(self.max_tokens, total)
+            else:
+                count = torch.full((batch,), fixed, device=flat.device)
+                most = fixed
+            even = spread_rank((frames, rows, columns), flat.device)  # [N]
+            explored = (MOST_EXPLORED * explore * count).round().long()
+            worth = self._suppress_duplicates(flat, features, variety, min(total, 2 * most, MOST_CANDIDATES))
+            order = worth.argsort(dim=1, descending=True, stable=True)
+            exploited = _rank_of(order) < (count - explored)[:, None]
+            visited = F.max_pool2d(
+                exploited.view(batch * frames, 1, rows, columns).to(flat.dtype), 3, stride=1, padding=1
+            ).view(batch, total)
+            # unvisited cells first, then visited, then chosen ones; within each in evenly spread order
+            turn = even + total * (visited > 0) + total * exploited
+            kept = exploited | (_rank_of(turn.argsort(dim=1)) < explored[:, None])
+            known_match = flat.new_zeros(batch) if match is None else match.to(flat.dtype)
+            if structure is None:
+                structure = flat.new_full((batch,), math.inf)
+            fallback = (structure < 1) & (known_match < LEAST_MATCH) & (count < total)
+            kept = torch.where(fallback[:, None], even < count[:, None], kept)
+            report = torch.stack([count.to(flat.dtype), fallback.to(flat.dtype), structure, known_match, spread], dim=1)
+        return Plan(kept, flat, report)
+
+    @staticmethod
+    def _suppress_duplicates(flat: Tensor, features: Tensor, variety: Tensor, candidates: int) -> Tensor:
+        """Lower the worth of cells that repeat a more relevant one, all at once (matrix NMS, Wang et al. 2020)."""
+        value, index = flat.topk(candidates, dim=1)  # [B, M], most relevant first
+        centred = features - features.mean(dim=1, keepdim=True)
+        picked = centred.gather(1, index[:, :, None].expand(-1, -1, features.shape[-1]))
+        picked = F.normalize(picked, dim=-1)
+        alike = ((picked @ picked.mT).float() - DUPLICATE).clamp_(min=0).div_(1 - DUPLICATE).triu_(1)  # [B, M, M]
+        repeated = alike.amax(dim=1)  # how much each candidate itself repeats a better one
+        # a duplicate counts less against others if it is to be dropped itself
+        factor = ((1 - alike) / (1 - repeated[:, :, None]).clamp(min=1e-3)).amin(dim=1).clamp_(max=1)
+        value = value * (1 - variety[:, None] * (1 - factor))
+        return flat.scatter(1, index, value)
+
+    def forward(
+        self,
+        relevance: Tensor,
+        features: Tensor,
+        tensions: Tensor,
+        budget: Budget,
+        structure: Tensor | None = None,
+        match: Tensor | None = None,
+    ) -> Allocation:
+        """[`~TokenAllocator.plan`] and [`gather_plan`] with one transfer between them."""
+        plan = self.plan(relevance, features, tensions, budget, structure, match)
+        return gather_plan(plan, plan.report.tolist())
+
+
+def gather_plan(plan: Plan, report: Sequence[Sequence[float]]) -> Allocation:
+    """Finish a plan whose report has come to the host."""
+    batch, total = plan.kept.shape
+    counts = [int(row[0]) for row in report]
+    most = max(counts)
+    device = plan.kept.device
+    # each kept cell moves to its place among the kept ones; all others into one column that is cut off
+    place = torch.where(plan.kept, plan.kept.cumsum(dim=1) - 1, most)
+    cells = torch.arange(total, device=device).expand(batch, -1)
+    indices = torch.zeros(batch, most + 1, dtype=torch.long, device=device).scatter_(1, place, cells)[:, :most]
+    num_kept = torch.tensor(counts)
+    mask = torch.arange(most, device=device) < plan.kept.sum(dim=1, keepdim=True)
+    budgets = plan.relevance.gather(1, indices) * mask
+    explained = [_explain(row, total) for row in report]
+    return Allocation(
+        indices * mask,
+        mask,
+        budgets,
+        num_kept,
+        tuple(name for name, _ in explained),
+        tuple(why for _, why in explained),
+    )
+
+
+def _explain(report: Sequence[float], total: int) -> tuple[str, str]:
+    count, fallback, structure, match, spread = report
+    kept = f"{int(count)} of {total} tokens"
+    if count >= total:
+        return "all", f"the budget covers all {total} tokens"
+    if fallback:
+        return "grid", (
+            f"{kept} on an even grid: the picture has no structure ({structure:.2f}, noise is below 1) "
+            f"and no word of the question stands out anywhere ({match:+.1f} standard deviations from chance)"
+        )
+    points = "the question points to a place" if match >= LEAST_MATCH else "the question points nowhere in particular"
+    shape = "focused" if spread < 1 / 3 else "spread out" if spread > 2 / 3 else "moderately focused"
+    return "relevance", f"the {kept} that matter most: relevance is {shape} ({spread:.2f}), {points} ({match:+.1f})"

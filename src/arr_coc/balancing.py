@@ -1,0 +1,100 @@
+"""Balancing: opponent processing. Question and picture decide together how the three scores are weighed.
+
+The balancer also sets three tensions in [0, 1], each of which acts on the allocation:
+
+| tension   | 0        | 1             | governs                                                       |
+|-----------|----------|---------------|---------------------------------------------------------------|
+| `detail`  | compress | particularize | scales the automatic number of tokens                         |
+| `explore` | exploit  | explore       | share of tokens spread evenly over regions not yet looked at  |
+| `variety` | focus    | diversify     | suppression of near-duplicates                                |
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from arr_coc.config import ARRCOCConfig
+from arr_coc.knowing import Participation
+
+SCORES = ("information", "perspectival", "participatory")
+TENSIONS = ("detail", "explore", "variety")
+
+# A map whose best cell exceeds its mean by this much is of ordinary strength.
+ORDINARY_STRENGTH = (0.2, 0.2, 0.2)
+# A map that varies by less is not stretched to the full range: it is flat.
+FLAT = 0.05
+_NEUTRAL_TENSIONS = (0.5, 0.2, 0.2)
+_STATISTICS = 4  # mean, maximum, deviation, strength
+
+
+class Balance(NamedTuple):
+    """What the balancer decided.
+
+    Args:
+        relevance (`Tensor` of shape `[B, t, h, w]`): in [0, 1].
+        weights (`Tensor` of shape `[B, 3]`): of information, perspectival, participatory; each in (0, 1).
+        tensions (`Tensor` of shape `[B, 3]`): detail, explore, variety; each in (0, 1).
+    """
+
+    relevance: Tensor
+    weights: Tensor
+    tensions: Tensor
+
+
+class AdaptiveTensionBalancer(nn.Module):
+    """Weigh the three score maps by question, gestalt and their own statistics.
+
+    Weights are sigmoids, not a softmax: a hard question may need more of everything. They start equal for maps of
+    ordinary strength; a weak map counts less, a strong one more. The learned correction starts at zero.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc import ARRCOCConfig
+    >>> from arr_coc.balancing import AdaptiveTensionBalancer
+    >>> from arr_coc.knowing import Participation
+    >>> config = ARRCOCConfig(hidden_size=64)
+    >>> balancer = AdaptiveTensionBalancer(config)
+    >>> flat, peaked = torch.zeros(1, 1, 4, 4), torch.eye(4)[None, None]
+    >>> found = Participation(peaked, peaked[:, None], torch.ones(1), *torch.zeros(2, 1, config.low_rank))
+    >>> weights = balancer(peaked, flat, found).weights[0]
+    >>> bool(weights[1] < weights[0])
+    True
+
+    ```
+    """
+
+    ordinary: Tensor
+
+    def __init__(self, config: ARRCOCConfig, width: int = 64) -> None:
+        super().__init__()
+        context = 2 * config.low_rank + _STATISTICS * len(SCORES)
+        self.gain = nn.Parameter(torch.full((len(SCORES),), 1.5))
+        self.register_buffer("ordinary", torch.tensor(ORDINARY_STRENGTH), persistent=False)
+        neutral = [0.0] * len(SCORES) + [math.log(p / (1 - p)) for p in _NEUTRAL_TENSIONS]
+        self.neutral = nn.Parameter(torch.tensor(neutral))
+        last = nn.Linear(width, len(neutral), bias=False)
+        nn.init.zeros_(last.weight)
+        self.correction = nn.Sequential(nn.LayerNorm(context), nn.Linear(context, width), nn.GELU(), last)
+
+    def forward(self, information: Tensor, perspectival: Tensor, participation: Participation) -> Balance:
+        """Weigh maps `[B, t, h, w]` into one relevance."""
+        shape = information.shape
+        maps = torch.stack([information, perspectival, participation.score], dim=1).flatten(2)  # [B, 3, N]
+        low, high = maps.aminmax(dim=-1)  # [B, 3]
+        mean = maps.mean(dim=-1)
+        deviation = ((maps - mean[..., None]).square().mean(dim=-1) + 1e-8).sqrt()  # no infinite slope at a flat map
+        strength = ((high - mean) / self.ordinary).clamp(max=2)
+        statistics = torch.stack([mean, high, deviation, strength], dim=-1).flatten(1)  # [B, 12]
+        context = torch.cat([participation.question, participation.gestalt, statistics], dim=-1)
+        decided = self.neutral + self.correction(context)  # [B, 6]
+        weights = torch.sigmoid(decided[:, :3] + self.gain * (strength - 1))
+        tensions = torch.sigmoid(decided[:, 3:])
+        stretched = (maps - low[..., None]) / (high - low).clamp(min=FLAT)[..., None]  # [B, 3, N]
+        relevance = (weights[..., None] * stretched).sum(dim=1) / weights.sum(dim=1, keepdim=True)
+        return Balance(relevance.view(shape), weights, tensions)

@@ -1,0 +1,204 @@
+"""Every knob of the relevance layer in one frozen, checked dataclass.
+
+The letters used in shape comments throughout the package:
+
+| letter  | meaning                                                        |
+|---------|----------------------------------------------------------------|
+| `B`     | batch (pictures or clips)                                      |
+| `C`     | texture channels: 13 (`core`) or 40 (`full`)                   |
+| `H W`   | pixels                                                         |
+| `t h w` | frames and the token grid (after the encoder's 2x2 merge)      |
+| `N`     | tokens or cells, `t * h * w`                                   |
+| `D`     | width of the language model                                    |
+| `Q`     | words (tokens) of the query                                    |
+| `K`     | kept tokens                                                    |
+| `R`     | low rank at which the layer meets `D`                          |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from arr_coc._version import __version__
+
+ChannelSet = Literal["core", "full"]
+Budget = int | float | Literal["auto"]
+Grid = tuple[int, int, int]
+
+CHANNEL_SETS: tuple[str, ...] = get_args(ChannelSet)
+
+
+def check_budget(budget: object) -> Budget:
+    """Return `budget` if it is one that the budget rule knows, and raise otherwise.
+
+    Args:
+        budget (`int`, `float` or `"auto"`):
+            An int is tokens per picture, a float in (0, 1] a ratio, `"auto"` lets relevance decide.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.config import check_budget
+    >>> check_budget(0.25)
+    0.25
+
+    ```
+    """
+    if isinstance(budget, str):
+        if budget != "auto":
+            raise ValueError(f"`budget` must be an int, a float in (0, 1] or 'auto', got {budget!r}")
+        return "auto"
+    if isinstance(budget, bool) or not isinstance(budget, int | float):
+        raise TypeError(f"`budget` must be an int, a float in (0, 1] or 'auto', got {type(budget).__name__}")
+    if isinstance(budget, int):
+        if budget < 1:
+            raise ValueError(f"`budget` must be at least 1 token, got {budget}; use 'auto' to let relevance decide")
+        return budget
+    if not 0.0 < budget <= 1.0:
+        raise ValueError(f"`budget` must be in (0, 1] as a ratio, got {budget}; use an int for a number of tokens")
+    return budget
+
+
+@dataclass(frozen=True, kw_only=True)
+class ARRCOCConfig:
+    """Configuration of an [`ARRCOCLayer`].
+
+    Args:
+        hidden_size (`int`):
+            Width `D` of the language model whose tokens are chosen.
+        channels (`str`, *optional*, defaults to `"full"`):
+            Texture channels, `"core"` (13) or `"full"` (40).
+        rank (`int`, *optional*):
+            Rank `R` of the learned maps from `D`. By default it is chosen so that the layer has 50 to 300 thousand
+            parameters at any width.
+        budget (`int`, `float` or `"auto"`, *optional*, defaults to 0.25):
+            Budget of a call that names none. See [`~arr_coc.attending.resolve_budget`].
+        min_tokens (`int`, *optional*, defaults to 64):
+            Least number of tokens that `"auto"` gives.
+        max_tokens (`int`, *optional*, defaults to 400):
+            Largest number of tokens that `"auto"` gives.
+        gestalt_tokens (`int`, *optional*, defaults to 256):
+            Tokens of the low-resolution overview; the `detail_lost` channels are measured at its scale.
+        max_image_pixels (`int`, *optional*, defaults to 256,000,000):
+            Larger pictures are refused.
+        text_detector (`str`, *optional*):
+            Name of the detector that fills the `text` channel; `None` is the built-in stroke density. Set by the layer.
+        base_model_name_or_path (`str`, *optional*):
+            The vision-language model this layer was made for.
+        seed (`int`, *optional*, defaults to 0):
+            Seed of the fixed orthogonal projections and of the convolutions behind zero-initialised corrections.
+        arr_coc_version (`str`, *optional*):
+            Version of the package that wrote the configuration.
+
+    Example:
+
+    ```python
+    >>> from arr_coc import ARRCOCConfig
+    >>> config = ARRCOCConfig(hidden_size=2048)
+    >>> ARRCOCConfig.from_json(config.to_json()) == config
+    True
+
+    ```
+    """
+
+    hidden_size: int
+    channels: ChannelSet = "full"
+    rank: int | None = None
+    budget: Budget = 0.25
+    min_tokens: int = 64
+    max_tokens: int = 400
+    gestalt_tokens: int = 256
+    max_image_pixels: int = 256_000_000
+    text_detector: str | None = None
+    base_model_name_or_path: str | None = None
+    seed: int = 0
+    arr_coc_version: str = __version__
+
+    def __post_init__(self) -> None:
+        # huggingface_hub's `strict` skips its checks on frozen dataclasses, so they are written out here.
+        if self.rank is None and isinstance(self.hidden_size, int) and self.hidden_size > 0:
+            object.__setattr__(self, "rank", min(64, max(8, 50_000 // self.hidden_size)))
+        for name in ("hidden_size", "rank", "min_tokens", "max_tokens", "gestalt_tokens", "max_image_pixels", "seed"):
+            value, least = getattr(self, name), 0 if name == "seed" else 1
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"`{name}` must be an int, got {type(value).__name__}")
+            if value < least:
+                raise ValueError(f"`{name}` must be at least {least}, got {value}")
+        for name in ("text_detector", "base_model_name_or_path"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise TypeError(f"`{name}` must be a string or None, got {type(value).__name__}")
+        if not isinstance(self.arr_coc_version, str):
+            raise TypeError(f"`arr_coc_version` must be a string, got {type(self.arr_coc_version).__name__}")
+        if self.channels not in CHANNEL_SETS:
+            raise ValueError(f"`channels` must be one of {', '.join(CHANNEL_SETS)}, got {self.channels!r}")
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"`min_tokens` must not exceed `max_tokens`, got {self.min_tokens} > {self.max_tokens}; "
+                "raise `max_tokens` or lower `min_tokens`"
+            )
+        check_budget(self.budget)
+
+    @property
+    def low_rank(self) -> int:
+        """`rank`, which is never `None` after construction."""
+        return self.rank or 0
+
+    def to_json(self) -> str:
+        """Serialise to JSON text."""
+        return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ARRCOCConfig:
+        """Build a configuration from a dictionary; unknown keys are refused, not ignored."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            written_by = values.get("arr_coc_version", "an unknown version")
+            raise ValueError(
+                f"unknown configuration keys {', '.join(unknown)}: written by arr-coc {written_by}, "
+                f"this is {__version__}; install that version or remove the keys"
+            )
+        if "hidden_size" not in values:
+            raise ValueError("the configuration has no `hidden_size`; is this an arr-coc selector's config.json?")
+        return cls(**values)
+
+    @classmethod
+    def from_json(cls, text: str) -> ARRCOCConfig:
+        """Read what [`~ARRCOCConfig.to_json`] wrote."""
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"the configuration is not valid JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise ValueError(f"the configuration must be a JSON object, got {type(values).__name__}")
+        return cls.from_dict(values)
+
+
+def check_grid(grid: tuple[int, ...], name: str = "grid") -> Grid:
+    """Return `grid` as `(t, h, w)`; a pair means one frame.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.config import check_grid
+    >>> check_grid((24, 32))
+    (1, 24, 32)
+
+    ```
+    """
+    sizes = tuple(grid)
+    if len(sizes) == 2:
+        sizes = (1, *sizes)
+    if len(sizes) != 3 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sizes):
+        raise ValueError(f"`{name}` must be (h, w) or (t, h, w) in whole numbers of at least 1, got {grid!r}")
+    return sizes[0], sizes[1], sizes[2]
+
+
+def cell_count(grid: Grid) -> int:
+    """Number of cells `N = t * h * w` of a grid."""
+    return math.prod(grid)

@@ -1,0 +1,256 @@
+"""Knowing: three ways to score every cell, each `[B, h, w]` in [0, 1].
+
+| scorer                | way of knowing | its question                       | untrained it is               |
+|-----------------------|----------------|------------------------------------|-------------------------------|
+| `InformationScorer`   | propositional  | how much is here?                  | local diversity               |
+| `PerspectivalScorer`  | perspectival   | what stands out?                   | mean of the saliency channels |
+| `ParticipatoryScorer` | participatory  | what has to do with this question? | cosine of tokens and words    |
+
+Whatever is learned starts as a correction of zero, so that an untrained layer is a sensible, deterministic selector.
+Clips pass their frames in the batch; only the participatory scorer sees which frames belong together.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from arr_coc.config import ARRCOCConfig, Grid
+from arr_coc.mipmaps import halve, resize
+from arr_coc.texture import CHANNELS
+
+# Channels whose local diversity is information. Others (places, clusters, memory) start with next to no weight.
+_DIVERSE = {
+    "core": ("red", "green", "blue", "sobel_magnitude", "local_variance"),
+    "full": ("red", "green", "blue", "edges", "high_pass", "text"),
+}
+_SALIENT = {
+    "core": ("saliency_intensity", "saliency_color", "saliency_orientation"),
+    "full": ("saliency",),
+}
+# The channel that says how far the pixels of one cell lie apart.
+_SPREAD = {"core": "local_variance", "full": "high_pass"}
+
+HISTOGRAM_BINS = 12
+# Width in cosine over which a word's pull goes smoothly from nothing to its cosine.
+PULL_SOFTNESS = 0.05
+
+
+class InformationScorer(nn.Module):
+    """Propositional knowing: Shannon entropy of the local histogram, over learnable channel weights.
+
+    The histogram of a cell is made of its own values, of its 3x3 neighbourhood and of a coarser mip level. A cell's
+    own values are spread by the deviation of its pixels, so that a busy cell is wide even among equally busy ones.
+    The entropy of a blank cell is subtracted: nothing is 0. (Softmax entropy over the channels themselves would have
+    the wrong sign: a flat vector has the highest.)
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc import ARRCOCConfig
+    >>> from arr_coc.knowing import InformationScorer
+    >>> InformationScorer(ARRCOCConfig(hidden_size=64))(torch.rand(2, 40, 5, 7)).shape
+    torch.Size([2, 5, 7])
+
+    ```
+    """
+
+    bins: Tensor
+
+    def __init__(self, config: ARRCOCConfig) -> None:
+        super().__init__()
+        table = CHANNELS[config.channels]
+        logits = torch.full((len(table),), -8.0)
+        for name in _DIVERSE[config.channels]:
+            logits[table[name]] = 0.0
+        for name, index in table.items():
+            if name.startswith("semantic_"):
+                logits[index] = -2.0
+        self.channel_logits = nn.Parameter(logits)
+        self.spread = table[_SPREAD[config.channels]]
+        # One bandwidth of margin on both sides, so that black and white count like grey.
+        self.step = 1.0 / (HISTOGRAM_BINS - 5)
+        bins = torch.arange(HISTOGRAM_BINS) * self.step - 2 * self.step
+        self.register_buffer("bins", bins.view(1, 1, -1, 1, 1), persistent=False)
+        self.blank = math.log(math.sqrt(2 * math.pi * math.e))
+        self.most = math.log(HISTOGRAM_BINS)
+
+    def forward(self, texture: Tensor) -> Tensor:
+        """Score texture `[B, C, h, w]`; returns `[B, h, w]`."""
+        batch, channels, rows, columns = texture.shape
+        spread = texture[:, self.spread][:, None, None]  # [B, 1, 1, h, w]
+        sharpness = -0.5 / (self.step**2 + spread * spread)
+        own = torch.softmax((texture[:, :, None] - self.bins).square() * sharpness, dim=2)  # [B, C, bins, h, w]
+        own = own.view(batch, channels * HISTOGRAM_BINS, rows, columns)
+        near = F.avg_pool2d(own, 3, stride=1, padding=1, count_include_pad=False)
+        far = resize(halve(halve(own)), (rows, columns))
+        histogram = (0.5 * own).add_(near, alpha=0.25).add_(far, alpha=0.25)
+        entropy = torch.special.entr(histogram).view(batch, channels, HISTOGRAM_BINS, rows, columns).sum(dim=2)
+        score = torch.einsum("bchw,c->bhw", entropy, torch.softmax(self.channel_logits, dim=0))
+        return ((score - self.blank) / (self.most - self.blank)).clamp(0, 1)
+
+
+class PerspectivalScorer(nn.Module):
+    """Perspectival knowing: a small CNN on the texture that starts as the mean of the saliency channels.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc import ARRCOCConfig
+    >>> from arr_coc.knowing import PerspectivalScorer
+    >>> from arr_coc.texture import CHANNELS
+    >>> texture = torch.rand(1, 40, 5, 7)
+    >>> score = PerspectivalScorer(ARRCOCConfig(hidden_size=64))(texture)
+    >>> torch.allclose(score, texture[:, CHANNELS["full"]["saliency"]], atol=1e-4)
+    True
+
+    ```
+    """
+
+    def __init__(self, config: ARRCOCConfig, width: int = 32) -> None:
+        super().__init__()
+        table = CHANNELS[config.channels]
+        first = table[_SALIENT[config.channels][0]]
+        self.salient = slice(first, first + len(_SALIENT[config.channels]))
+        last = nn.Conv2d(width, 1, 1, bias=False)
+        nn.init.zeros_(last.weight)
+        self.correction = nn.Sequential(
+            nn.Conv2d(len(table), width, 1),
+            nn.GELU(),
+            nn.Conv2d(width, width, 3, padding=1),
+            nn.GELU(),
+            nn.Conv2d(width, width, 3, padding=2, dilation=2),
+            nn.GELU(),
+            last,
+        )
+
+    def forward(self, texture: Tensor) -> Tensor:
+        """Score texture `[B, C, h, w]`; returns `[B, h, w]`."""
+        saliency = texture[:, self.salient].mean(dim=1)
+        # corrected in logits: stays in [0, 1], and equals the saliency while the correction is zero
+        return torch.sigmoid(torch.logit(saliency, eps=1e-5) + self.correction(texture)[:, 0])
+
+
+class Participation(NamedTuple):
+    """What the participatory scorer found.
+
+    Args:
+        score (`Tensor` of shape `[B, t, h, w]`): relevance to the question.
+        pull (`Tensor` of shape `[B, Q, t, h, w]`): how much each word pulls at each cell; 0 for padding.
+        match (`Tensor` of shape `[B]`): how far the best pair of word and cell lies above what chance gives, in
+            standard deviations; positive means that the question points somewhere.
+        gestalt (`Tensor` of shape `[B, R]`): the mean token, projected.
+        question (`Tensor` of shape `[B, R]`): the mean word, projected.
+    """
+
+    score: Tensor
+    pull: Tensor
+    match: Tensor
+    gestalt: Tensor
+    question: Tensor
+
+
+class ParticipatoryScorer(nn.Module):
+    """Participatory knowing: cross-attention of cells to the words of the query, never to their mean.
+
+    Merged vision tokens live in the language model's embedding space, so that the cosine of token and word is a
+    start that needs no training. Each word's mean over the picture is subtracted: a word that is everywhere points
+    nowhere. Then maximum, mean and bounded sum over the words are mixed by learned weights, so that a cell which
+    matches two words outranks one that matches one. A learned bilinear form of low rank, zero at first, corrects the
+    cosine from tokens and texture.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc import ARRCOCConfig
+    >>> from arr_coc.knowing import ParticipatoryScorer
+    >>> scorer = ParticipatoryScorer(ARRCOCConfig(hidden_size=64))
+    >>> tokens = torch.randn(1, 12, 64)
+    >>> found = scorer(torch.rand(1, 40, 3, 4), tokens, tokens[:, 5:6], grid=(1, 3, 4))
+    >>> found.score.flatten().argmax().item()
+    5
+
+    ```
+    """
+
+    def __init__(self, config: ARRCOCConfig) -> None:
+        super().__init__()
+        width, rank = config.hidden_size, config.low_rank
+        self.read_tokens = nn.Linear(width, rank, bias=False)
+        self.read_words = nn.Linear(width, rank, bias=False)
+        self.read_texture = nn.Conv2d(len(CHANNELS[config.channels]), rank, 1)
+        self.agree = nn.Parameter(torch.zeros(rank, rank))
+        self.mix_logits = nn.Parameter(torch.zeros(3))  # maximum, mean, sum
+
+    def forward(
+        self, texture: Tensor, tokens: Tensor, words: Tensor, grid: Grid, word_mask: Tensor | None = None
+    ) -> Participation:
+        """Score cells against words.
+
+        Args:
+            texture (`Tensor` of shape `[B * t, C, h, w]`): on the cells that are scored.
+            tokens (`Tensor` of shape `[B, N, D]`): the encoder's tokens on `grid`.
+            words (`Tensor` of shape `[B, Q, D]`): the query's word embeddings.
+            grid (`tuple[int, int, int]`): `(t, h, w)` of the tokens; the cells may be finer.
+            word_mask (`Tensor` of shape `[B, Q]`, *optional*): False for padding.
+        """
+        batch, count = words.shape[:2]
+        frames, rows, columns = texture.shape[0] // batch, texture.shape[2], texture.shape[3]
+        cells = (rows, columns)
+        if word_mask is None:
+            word_mask = torch.ones(batch, count, dtype=torch.bool, device=words.device)
+        valid = word_mask[:, :, None]  # [B, Q, 1]
+        length = torch.linalg.vector_norm(tokens, dim=-1, dtype=torch.float32).clamp(min=1e-6)  # [B, N]
+        word_length = torch.linalg.vector_norm(words, dim=-1, dtype=torch.float32).clamp(min=1e-6)  # [B, Q]
+        cosine = (words @ tokens.mT).float() / word_length[:, :, None] / length[:, None]  # [B, Q, N]
+        unit = tokens / length[:, :, None].to(tokens.dtype)
+        read = F.linear(unit, self.read_tokens.weight.to(tokens.dtype)).float()  # [B, N, R]
+        asked = F.linear(words, self.read_words.weight.to(words.dtype)).float() / word_length[:, :, None]  # [B, Q, R]
+        gestalt = read.mean(dim=1)
+        question = (asked * valid).sum(dim=1) / valid.sum(dim=1).clamp(min=1)
+        if (grid[1], grid[2]) != cells:
+            cosine = self._to_cells(cosine, grid, cells)
+            read = self._to_cells(read.mT, grid, cells).mT
+        look = self.read_texture(texture)  # [B * t, R, h, w]
+        look = look.view(batch, frames, -1, rows * columns).transpose(1, 2).flatten(2).mT  # [B, N, R]
+        learned = (asked @ self.agree) @ (read + look).mT  # [B, Q, N]
+        pull = cosine + learned
+        pull = (pull - pull.mean(dim=-1, keepdim=True)).masked_fill(~valid, 0.0)
+        soft = F.softplus(pull, beta=1 / PULL_SOFTNESS).masked_fill(~valid, 0.0)
+        amount = valid.sum(dim=1)  # [B, 1]
+        total = soft.sum(dim=1)
+        ways = torch.stack([soft.amax(dim=1), total / amount.clamp(min=1), -torch.expm1(-total)], dim=-1)  # [B, N, 3]
+        score = (ways @ torch.softmax(self.mix_logits, dim=0)).clamp(max=1)
+        shape = (frames, rows, columns)
+        return Participation(
+            score=score.view(batch, *shape),
+            pull=pull.view(batch, count, *shape),
+            match=_match(pull, amount[:, 0]),
+            gestalt=gestalt,
+            question=question,
+        )
+
+    @staticmethod
+    def _to_cells(values: Tensor, grid: Grid, cells: tuple[int, int]) -> Tensor:
+        """Values `[B, X, t * h * w]` of the tokens, interpolated to finer cells `[B, X, t * rows * columns]`."""
+        batch, count = values.shape[:2]
+        fine = resize(values.reshape(batch, count * grid[0], grid[1], grid[2]), cells)  # [B, X * t, rows, columns]
+        return fine.view(batch, count, -1)
+
+
+def _match(pull: Tensor, words: Tensor) -> Tensor:
+    """Standard deviations by which the best of all pairs exceeds the best that chance would give `[B]`.
+
+    The largest of `n` independent normal values is about `sqrt(2 ln n)`.
+    """
+    pairs = (words * pull.shape[-1]).clamp(min=1)  # [B]
+    # padding is zero and so is each word's mean: sums over all entries are sums over the valid ones
+    deviation = (pull.square().sum(dim=(1, 2)) / pairs).sqrt()
+    return pull.amax(dim=(1, 2)) / deviation.clamp(min=1e-4) - (2 * torch.log(pairs.float())).sqrt()

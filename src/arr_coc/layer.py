@@ -1,0 +1,329 @@
+"""The four steps in one: texture -> knowing -> balancing -> attending."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from arr_coc.attending import TokenAllocator, gather_plan, picture_structure
+from arr_coc.balancing import SCORES, AdaptiveTensionBalancer
+from arr_coc.config import ARRCOCConfig, Budget, Grid, cell_count, check_budget, check_grid
+from arr_coc.knowing import InformationScorer, ParticipatoryScorer, PerspectivalScorer
+from arr_coc.saving import PretrainedModule
+from arr_coc.selecting import ARRCOCOutput, Selection, TokenSelector, VisualQuery, register_selector
+from arr_coc.texture import (
+    CHANNELS,
+    SEMANTIC_CHANNELS,
+    PreviousFrame,
+    TextDetector,
+    generate_texture_array,
+    raise_for_range,
+)
+
+__all__ = ["ARRCOCLayer", "ARRCOCOutput"]
+
+# What structure is judged by: colour and how busy it is.
+_STRUCTURE = {
+    "core": ("red", "green", "blue", "sobel_magnitude", "local_variance"),
+    "full": ("red", "green", "blue", "edges", "high_pass"),
+}
+FIXATION_FADE = 0.5
+
+
+@register_selector("arr-coc")
+class ARRCOCLayer(PretrainedModule, TokenSelector):
+    """Decide which parts of a picture deserve tokens, given the question.
+
+    The initial weights are chosen, not random: an untrained layer is a deterministic, training-free selector.
+
+    Args:
+        config (`ARRCOCConfig`): see there.
+        text_detector (`Callable`, *optional*): fills the `text` channel; its name is recorded in the config.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc import ARRCOCConfig, ARRCOCLayer
+    >>> layer = ARRCOCLayer(ARRCOCConfig(hidden_size=64))
+    >>> tokens, words = torch.randn(2, 12, 64), torch.randn(2, 5, 64)
+    >>> output = layer(tokens, words, grid=(1, 3, 4), picture=torch.rand(2, 3, 96, 128), budget=4)
+    >>> output.tokens.shape, output.positions.shape, output.relevance.shape
+    (torch.Size([2, 4, 64]), torch.Size([2, 4, 3]), torch.Size([2, 1, 3, 4]))
+
+    ```
+    """
+
+    def __init__(self, config: ARRCOCConfig, text_detector: TextDetector | None = None) -> None:
+        super().__init__()
+        if text_detector is not None:
+            name = getattr(text_detector, "__name__", type(text_detector).__name__)
+            config = dataclasses.replace(config, text_detector=name)
+        self.config = config
+        self.text_detector = text_detector
+        self.project: nn.Linear | None = None
+        if config.channels == "full":
+            self.project = nn.Linear(config.hidden_size, SEMANTIC_CHANNELS, bias=False)
+        self.information = InformationScorer(config)
+        self.perspectival = PerspectivalScorer(config)
+        self.participatory = ParticipatoryScorer(config)
+        self.balancer = AdaptiveTensionBalancer(config)
+        self.allocator = TokenAllocator(config)
+        table = CHANNELS[config.channels]
+        self._structure = [table[name] for name in _STRUCTURE[config.channels]]
+        self._initialise(config.seed)
+
+    @torch.no_grad()
+    def _initialise(self, seed: int) -> None:
+        """Fixed orthogonal projections; the zeros that end a learned correction stay."""
+        generator = torch.Generator().manual_seed(seed)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Conv2d) and bool(module.weight.any()):
+                nn.init.orthogonal_(module.weight, generator=generator)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        words: Tensor,
+        *,
+        grid: tuple[int, ...],
+        cells: tuple[int, ...] | None = None,
+        picture: Tensor | None = None,
+        word_mask: Tensor | None = None,
+        budget: Budget | None = None,
+        previous: PreviousFrame | None = None,
+        details: bool = False,
+    ) -> ARRCOCOutput:
+        """Choose tokens of a batch of pictures (or clips) that share one grid.
+
+        Args:
+            tokens (`Tensor` of shape `[B, N, D]`): the encoder's merged tokens.
+            words (`Tensor` of shape `[B, Q, D]`): embeddings of the query's words.
+            grid (`tuple[int, ...]`): `(h, w)` or `(t, h, w)` of the tokens.
+            cells (`tuple[int, ...]`, *optional*): the grid on which relevance is asked, if another.
+            picture (`Tensor` of shape `[B, 3, H, W]` or `[B, t, 3, H, W]`, *optional*): in [0, 1].
+            word_mask (`Tensor` of shape `[B, Q]`, *optional*): False for padding words.
+            budget (`int`, `float` or `"auto"`, *optional*): wins over the config's.
+            previous (`PreviousFrame`, *optional*): see [`~ARRCOCLayer.remember`]; for single frames.
+            details (`bool`, *optional*, defaults to `False`): keep the texture and the pull of each word.
+        """
+        grid = check_grid(grid)
+        cells = grid if cells is None else check_grid(cells, "cells")
+        budget = self.config.budget if budget is None else check_budget(budget)
+        frames = self._check(tokens, words, grid, cells, picture, word_mask, previous)
+        batch = tokens.shape[0]
+        size = (cells[1], cells[2])
+
+        texture = self._texture(tokens, grid, cells, frames, previous)
+        shape = (batch, *cells)
+        information = self.information(texture).view(shape)
+        perspectival = self.perspectival(texture).view(shape)
+        participation = self.participatory(texture, tokens, words, grid, word_mask)
+        balance = self.balancer(information, perspectival, participation)
+        with torch.no_grad():
+            structure = None
+            if frames is not None:
+                structure = picture_structure(texture[:, self._structure]).view(batch, -1).amax(dim=1)
+            if cells == grid:
+                features = tokens
+            else:  # [B * t, C, h, w] -> [B, N, C]
+                features = texture.view(batch, cells[0], -1, *size).transpose(1, 2).flatten(2).mT
+        plan = self.allocator.plan(
+            balance.relevance, features, balance.tensions, budget, structure, participation.match.detach()
+        )
+        allocation = gather_plan(plan, self._fetch(plan.report, tokens, words, frames))
+
+        index = allocation.indices
+        positions = torch.stack(
+            [index // (size[0] * size[1]), index // size[1] % size[0], index % size[1]], dim=-1
+        )  # [B, K, 3]
+        kept = None
+        if cells == grid:
+            kept = tokens.gather(1, index[:, :, None].expand(-1, -1, tokens.shape[-1]))
+            kept = kept * (_gate(allocation.budgets) * allocation.mask)[:, :, None].to(kept.dtype)
+        return ARRCOCOutput(
+            tokens=kept,
+            positions=positions,
+            mask=allocation.mask,
+            budgets=allocation.budgets,
+            num_kept=allocation.num_kept,
+            relevance=balance.relevance,
+            scores=dict(zip(SCORES, (information, perspectival, participation.score), strict=True)),
+            weights=balance.weights,
+            tensions=balance.tensions,
+            strategy=allocation.strategy,
+            reason=allocation.reason,
+            texture=texture.view(batch, cells[0], -1, *size) if details else None,
+            word_pull=participation.pull if details else None,
+        )
+
+    def _texture(
+        self, tokens: Tensor, grid: Grid, cells: Grid, frames: Tensor | None, previous: PreviousFrame | None
+    ) -> Tensor:
+        """Texture `[B * t, C, h, w]` in float32; without a picture, all that is known is semantic."""
+        size = (cells[1], cells[2])
+        semantic = None
+        if self.project is not None:
+            unit = F.normalize(tokens, dim=-1)
+            seen = F.linear(unit, self.project.weight.to(tokens.dtype)).float()  # [B, N, 16]
+            # a projection of a unit vector has deviation 1 / sqrt(D); two of them reach 0 and 1
+            seen = torch.sigmoid(seen * math.sqrt(self.config.hidden_size))
+            seen = seen.view(-1, grid[1], grid[2], SEMANTIC_CHANNELS).permute(0, 3, 1, 2)  # [B * t, 16, h, w]
+            semantic = F.interpolate(seen, size=size, mode="bilinear") if cells != grid else seen
+        if frames is None:
+            table = CHANNELS[self.config.channels]
+            blank = torch.zeros(tokens.shape[0] * cells[0], len(table), *size, device=tokens.device)
+            if semantic is None:
+                return blank
+            first = table["semantic_0"]
+            return torch.cat([blank[:, :first], semantic, blank[:, first + SEMANTIC_CHANNELS :]], dim=1)
+        if previous is None and cells[0] > 1:
+            clips = frames.view(-1, cells[0], *frames.shape[1:])
+            previous = PreviousFrame(torch.cat([clips[:, :1], clips[:, :-1]], dim=1).flatten(0, 1))
+        return generate_texture_array(
+            frames,
+            size,
+            self.config.channels,
+            previous=previous,
+            semantic=semantic,
+            text_detector=self.text_detector,
+            gestalt_tokens=self.config.gestalt_tokens,
+            check_values=False,
+        ).float()
+
+    def _check(
+        self,
+        tokens: Tensor,
+        words: Tensor,
+        grid: Grid,
+        cells: Grid,
+        picture: Tensor | None,
+        word_mask: Tensor | None,
+        previous: PreviousFrame | None,
+    ) -> Tensor | None:
+        """Refuse shapes that do not fit; returns the frames `[B * t, 3, H, W]`."""
+        width = self.config.hidden_size
+        if tokens.ndim != 3 or tokens.shape[1:] != (cell_count(grid), width) or tokens.shape[0] == 0:
+            raise ValueError(
+                f"`tokens` must have shape [B, {cell_count(grid)}, {width}] for grid {grid} and this layer, "
+                f"got {tuple(tokens.shape)}"
+            )
+        batch = tokens.shape[0]
+        if words.ndim != 3 or words.shape[0] != batch or words.shape[2] != width or words.shape[1] == 0:
+            raise ValueError(f"`words` must have shape [{batch}, Q, {width}] with Q >= 1, got {tuple(words.shape)}")
+        if words.dtype != tokens.dtype:
+            raise TypeError(f"`words` and `tokens` must have one dtype, got {words.dtype} and {tokens.dtype}")
+        if word_mask is not None and (word_mask.shape != words.shape[:2] or word_mask.dtype != torch.bool):
+            raise ValueError(
+                f"`word_mask` must be bool of shape {tuple(words.shape[:2])}, got {word_mask.dtype} "
+                f"{tuple(word_mask.shape)}"
+            )
+        if cells[0] != grid[0]:
+            raise ValueError(f"`cells` must have the {grid[0]} frames of `grid`, got {cells[0]}")
+        if previous is not None and (grid[0] > 1 or picture is None):
+            raise ValueError("`previous` belongs to single frames with their picture; a clip carries its own past")
+        if picture is None:
+            return None
+        if picture.ndim == 4 and cells[0] == 1:
+            picture = picture[:, None]
+        if picture.ndim != 5 or picture.shape[:3] != (batch, cells[0], 3):
+            raise ValueError(
+                f"`picture` must have shape [{batch}, {cells[0]}, 3, H, W]"
+                f"{' or [B, 3, H, W]' if cells[0] == 1 else ''}, got {tuple(picture.shape)}"
+            )
+        height, columns = picture.shape[-2:]
+        if height * columns > self.config.max_image_pixels:
+            raise ValueError(
+                f"`picture` has {height * columns:,} pixels, the limit is {self.config.max_image_pixels:,}; "
+                "downsample it or raise `max_image_pixels`"
+            )
+        return picture.flatten(0, 1)
+
+    @staticmethod
+    def _fetch(report: Tensor, tokens: Tensor, words: Tensor, frames: Tensor | None) -> list[list[float]]:
+        """The one transfer of a call: lengths and reasons, and whether the inputs were finite and in range."""
+        inputs = {"tokens": tokens, "words": words}
+        if frames is not None:
+            inputs["picture"] = frames
+        extremes = [end.float() for value in inputs.values() for end in torch.aminmax(value.detach())]
+        columns = report.shape[1]
+        values: list[float] = torch.cat([torch.stack(extremes), report.flatten()]).tolist()
+        for place, name in enumerate(inputs):
+            low, high = values[2 * place : 2 * place + 2]
+            if name == "picture":
+                raise_for_range(low, high, name)
+            elif not (math.isfinite(low) and math.isfinite(high)):
+                raise ValueError(f"`{name}` contains NaN or infinity; check the model's dtype and inputs")
+        rest = values[2 * len(inputs) :]
+        return [rest[start : start + columns] for start in range(0, len(rest), columns)]
+
+    def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:
+        """Choose tokens of pictures of any sizes; those of one size go through the layer together."""
+        groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
+        for place, query in enumerate(queries):
+            shape = None if query.picture is None else (tuple(query.picture.shape), query.picture.dtype)
+            groups[query.grid, query.cells, shape].append(place)
+        selections: dict[int, Selection] = {}
+        for places in groups.values():
+            group = [queries[place] for place in places]
+            words = nn.utils.rnn.pad_sequence([query.words for query in group], batch_first=True)  # [B, Q, D]
+            lengths = torch.tensor([query.words.shape[0] for query in group])
+            mask = (torch.arange(words.shape[1]) < lengths[:, None]).to(words.device)
+            pictures = [query.picture for query in group if query.picture is not None]
+            output = self(
+                torch.stack([query.tokens for query in group]),
+                words,
+                grid=group[0].grid,
+                cells=group[0].cells,
+                picture=torch.stack(pictures) if pictures else None,
+                word_mask=mask,
+                budget=budget,
+            )
+            for row, place in enumerate(places):
+                one = output.picture(row)
+                gate = _gate(one.budgets[0]) if one.budgets.requires_grad else None
+                selections[place] = Selection(indices=one.indices[0], gate=gate, output=one)
+        return [selections[place] for place in range(len(queries))]
+
+    def remember(self, output: ARRCOCOutput, picture: Tensor, previous: PreviousFrame | None = None) -> PreviousFrame:
+        """What the next frame of a stream should know of this one.
+
+        Example:
+
+        ```python
+        >>> import torch
+        >>> from arr_coc import ARRCOCConfig, ARRCOCLayer
+        >>> layer = ARRCOCLayer(ARRCOCConfig(hidden_size=64))
+        >>> tokens, words, frame = torch.randn(1, 12, 64), torch.randn(1, 5, 64), torch.rand(1, 3, 96, 128)
+        >>> memory = layer.remember(layer(tokens, words, grid=(3, 4), picture=frame), frame)
+        >>> layer(tokens, words, grid=(3, 4), picture=frame.flip(-1), previous=memory).relevance.shape
+        torch.Size([1, 1, 3, 4])
+
+        ```
+        """
+        kept = output.kept_mask()[:, -1]
+        looked = kept.float()
+        age = torch.ones_like(looked)
+        if previous is not None:
+            age = age if previous.age is None else previous.age + 1
+            if previous.fixations is not None:
+                looked = looked * (1 - FIXATION_FADE) + previous.fixations * FIXATION_FADE
+        relevance = output.relevance[:, -1].detach()
+        return PreviousFrame(picture, relevance, age.masked_fill(kept, 0.0), looked)
+
+    def num_parameters(self) -> int:
+        """Number of trainable parameters."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+
+def _gate(budgets: Tensor) -> Tensor:
+    """Straight-through gate: its value is exactly 1, its gradient is that of the relevance."""
+    return budgets - budgets.detach() + 1

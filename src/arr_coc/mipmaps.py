@@ -1,0 +1,162 @@
+"""One pass over the full-resolution picture: block means and variances, from which all texture channels follow.
+
+Every level of the pyramid holds the mean and the mean square of the luminance over blocks of 2, 4, 8, ... pixels, so
+that the detail which is lost at any scale is a subtraction (law of total variance), not another look at the pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# A cell keeps at least this many samples a side in the reduced picture: 28- and 32-pixel cells are halved once.
+SAMPLES_PER_CELL = 14
+# ITU-R BT.601 luma.
+LUMA = (0.299, 0.587, 0.114)
+
+
+def halve(x: Tensor) -> Tensor:
+    """Mean over 2x2 blocks; an odd border is averaged over what is there."""
+    return F.avg_pool2d(x, 2, ceil_mode=True, count_include_pad=False)
+
+
+def pool_to(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """`adaptive_avg_pool2d`, by the much faster fixed kernel where the sizes divide."""
+    rows, columns = x.shape[-2] // size[0], x.shape[-1] // size[1]
+    if (rows * size[0], columns * size[1]) == tuple(x.shape[-2:]):
+        return x if rows == columns == 1 else F.avg_pool2d(x, (rows, columns))
+    return F.adaptive_avg_pool2d(x, size)
+
+
+def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """Bilinear resize, a no-op at the same size."""
+    if tuple(x.shape[-2:]) == size:
+        return x
+    return F.interpolate(x, size=size, mode="bilinear", align_corners=False)
+
+
+def luminance(colour: Tensor) -> Tensor:
+    """Luminance `[B, 1, H, W]` in float32 of a picture `[B, 3, H, W]` in any float type."""
+    red, green, blue = colour.chunk(3, dim=1)
+    # one channel at a time: a half-precision picture is never copied whole
+    return (red.float() * LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
+
+
+@lru_cache(maxsize=32)
+def _sobel_kernel(device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # a cached tensor must also serve calls outside inference mode
+        x = torch.tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]], device=device) / 8
+        return torch.stack([x, x.T])[:, None]  # [2, 1, 3, 3]
+
+
+def gradient(intensity: Tensor) -> Tensor:
+    """Sobel derivatives `[B, 2, H, W]` (x, y) of `[B, 1, H, W]` in [0, 1]; a unit step gives 0.5."""
+    padded = F.pad(intensity, (1, 1, 1, 1), mode="replicate")
+    return F.conv2d(padded, _sobel_kernel(intensity.device))
+
+
+@dataclass(frozen=True)
+class Mipmaps:
+    """What one pass over the pixels leaves behind.
+
+    Args:
+        cells (`Tensor` of shape `[B, 3, h, w]`): mean colour of each cell.
+        colour (`Tensor` of shape `[B, 3, H / f, W / f]`): the reduced picture, float32.
+        moments (`tuple[Tensor, ...]`): level `l` is `[B, 2, H / 2**l, W / 2**l]`, mean and mean square of the
+            luminance over blocks of `2**l` pixels; level 0 is `None` unless it is the working level.
+        level (`int`): the working level, `f = 2**level`.
+    """
+
+    cells: Tensor
+    colour: Tensor
+    moments: tuple[Tensor | None, ...]
+    level: int
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Size `(h, w)` of the token grid."""
+        return self.cells.shape[-2], self.cells.shape[-1]
+
+    @property
+    def intensity(self) -> Tensor:
+        """Luminance `[B, 1, H / f, W / f]` of the reduced picture."""
+        return self._at(self.level)[:, :1]
+
+    def _at(self, level: int) -> Tensor:
+        moments = self.moments[min(level, len(self.moments) - 1)]
+        if moments is None:
+            raise ValueError(f"mip level {level} was not kept; the finest kept level is {self.level}")
+        return moments
+
+    def deviation(self, level: float) -> Tensor:
+        """Root mean square `[B, 1, h, w]` of what is finer than blocks of `2**level` pixels; fractions interpolate.
+
+        Black-and-white detail has deviation 0.5, so the result is doubled into [0, 1].
+        """
+        low, share = math.floor(level), level - math.floor(level)
+        variance = self._variance(low)
+        if share:
+            variance = torch.lerp(variance, self._variance(low + 1), share)
+        return (2 * variance.clamp_(min=0).sqrt_()).clamp_(max=1)
+
+    def _variance(self, level: int) -> Tensor:
+        if level <= 0:
+            return self.cells.new_zeros((self.cells.shape[0], 1, *self.grid), dtype=torch.float32)
+        mean, square = self._at(level).chunk(2, dim=1)
+        return pool_to(square - mean * mean, self.grid)
+
+    def cell_deviation(self) -> Tensor:
+        """Root mean square `[B, 1, h, w]` inside each whole cell, doubled into [0, 1]."""
+        mean, square = pool_to(self._at(self.level), self.grid).chunk(2, dim=1)
+        return (2 * (square - mean * mean).clamp_(min=0).sqrt_()).clamp_(max=1)
+
+
+def working_level(height: int, width: int, grid: tuple[int, int]) -> int:
+    """Largest mip level at which a cell still has `SAMPLES_PER_CELL` samples a side."""
+    return max(0, math.floor(math.log2(max(1.0, min(height / grid[0], width / grid[1]) / SAMPLES_PER_CELL))))
+
+
+def build_mipmaps(picture: Tensor, grid: tuple[int, int], coarsest: int) -> Mipmaps:
+    """Measure a picture `[B, 3, H, W]` once, up to blocks of `2**coarsest` pixels.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc.mipmaps import build_mipmaps
+    >>> maps = build_mipmaps(torch.rand(1, 3, 64, 96), grid=(2, 3), coarsest=3)
+    >>> maps.cells.shape, maps.colour.shape
+    (torch.Size([1, 3, 2, 3]), torch.Size([1, 3, 32, 48]))
+
+    ```
+    """
+    height, width = picture.shape[-2:]
+    level = working_level(height, width, grid)
+    luma = luminance(picture)
+    current = torch.cat([luma, luma * luma], dim=1)  # [B, 2, H, W]
+    moments: list[Tensor | None] = [current if level == 0 else None]
+    for _ in range(max(level, coarsest)):
+        if current.shape[-2:] == (1, 1):
+            break
+        current = halve(current)
+        moments.append(current)
+    colour = picture
+    if level:
+        colour = F.avg_pool2d(picture, 2**level, ceil_mode=True, count_include_pad=False)
+    cells = pool_to(picture, grid) if picture.dtype == torch.float32 else pool_to(picture, grid).float()
+    return Mipmaps(cells=cells, colour=colour.float(), moments=tuple(moments), level=level)
+
+
+def peak_to(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """`adaptive_max_pool2d`, by the much faster fixed kernel where the sizes divide."""
+    rows, columns = x.shape[-2] // size[0], x.shape[-1] // size[1]
+    if (rows * size[0], columns * size[1]) == tuple(x.shape[-2:]):
+        return F.max_pool2d(x, (rows, columns))
+    pool: Callable[[Tensor, tuple[int, int]], Tensor] = F.adaptive_max_pool2d
+    return pool(x, size)

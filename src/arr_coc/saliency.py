@@ -1,0 +1,137 @@
+"""What stands out and what belongs together: centre-surround contrast, rarity, clusters, strokes, distance to edges.
+
+The contrast maps follow Itti, Koch and Niebur (1998), "A model of saliency-based visual attention for rapid scene
+analysis", with the mean of the whole picture as the last surround, so that the odd one out differs from everything.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from arr_coc.mipmaps import halve, peak_to, pool_to, resize
+
+# Strokes of one letter lie within this many samples of each other in the reduced picture.
+STROKE_WINDOW = 5
+EDGE_THRESHOLD = 0.12
+CLUSTERS = 3
+# Cells are compared with at most this many others a side to judge how rare their colour is.
+RARITY_SAMPLES = 16
+RARITY_FLOOR = 1e-3
+COLOUR_BANDWIDTH = 0.1
+# The exact distance transform is quadratic along a side; finer grids are halved until they are no larger than this.
+DISTANCE_SIDE = 128
+
+
+def opponent_colours(colour: Tensor) -> Tensor:
+    """Red-green and blue-yellow opponency `[B, 2, H, W]` in [-1, 1] of `[B, 3, H, W]`."""
+    red, green, blue = colour.chunk(3, dim=1)
+    return torch.cat([red - green, blue - (red + green) / 2], dim=1)
+
+
+def orientation(gradients: Tensor) -> Tensor:
+    """Gradient as a vector of doubled angle `[B, 2, H, W]`: opposite sides of a bar agree, crossing bars oppose."""
+    x, y = gradients.chunk(2, dim=1)
+    length = torch.linalg.vector_norm(gradients, dim=1, keepdim=True).clamp_(min=1e-6)
+    return torch.cat([(x * x - y * y) / length, 2 * x * y / length], dim=1)
+
+
+def centre_surround(features: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Contrast `[B, 3, h, w]` (intensity, colour, orientation) of features `[B, 5, H, W]` with their surroundings."""
+    half = pool_to(features, (2 * grid[0], 2 * grid[1]))  # [B, 5, 2h, 2w]
+    pyramid = [half, pool_to(half, grid)]
+    for _ in range(3):
+        pyramid.append(halve(pyramid[-1]))
+    overall = pyramid[1].mean(dim=(-2, -1), keepdim=True)  # [B, 5, 1, 1]
+    total: Tensor | None = None
+    for centre in (pyramid[1], half):
+        size = (centre.shape[-2], centre.shape[-1])
+        near, far = (resize(level, size) for level in pyramid[3:])
+        # the three surrounds of one centre side by side: [3, B, 5, *, *]
+        squared = torch.stack([centre - near, centre - far, centre - overall]).square_()
+        contrast = torch.stack(
+            [squared[:, :, 0], squared[:, :, 1] + squared[:, :, 2], squared[:, :, 3] + squared[:, :, 4]], dim=2
+        )
+        contrast = pool_to(contrast.sqrt_().mean(dim=0), grid)  # [B, 3, h, w]
+        total = contrast if total is None else total + contrast
+    return total.clamp_(max=1) if total is not None else pyramid[1][:, :3]
+
+
+def colour_rarity(cells: Tensor) -> Tensor:
+    """How rare a cell's colour is in its picture `[B, 1, h, w]`: 0 if all cells have it, 1 if hardly any does."""
+    batch, _, rows, columns = cells.shape
+    size = (min(rows, RARITY_SAMPLES), min(columns, RARITY_SAMPLES))
+    others = F.interpolate(cells, size=size, mode="nearest-exact").flatten(2).mT  # [B, S, 3]
+    distance = torch.cdist(cells.flatten(2).mT, others)  # [B, N, S]
+    density = (distance * distance).mul_(-0.5 / COLOUR_BANDWIDTH**2).exp_().mean(dim=-1)  # [B, N]
+    rarity = (density + RARITY_FLOOR).log_() / math.log(RARITY_FLOOR)
+    return rarity.clamp_(0, 1).view(batch, 1, rows, columns)
+
+
+def cluster_cells(features: Tensor, steps: int = 4) -> Tensor:
+    """Soft membership `[B, 3, h, w]` of cells in three clusters of their features `[B, F, h, w]`, largest first.
+
+    Soft k-means with farthest-first seeds: deterministic, the same for every order of the batch.
+    """
+    batch, _, rows, columns = features.shape
+    points = features.flatten(2).mT  # [B, N, F]
+    centres = points.mean(dim=1, keepdim=True)  # [B, 1, F]
+    distance = (points - centres).square().sum(dim=-1)  # [B, N]
+    for _ in range(CLUSTERS - 1):
+        index = distance.argmax(dim=1)[:, None, None].expand(-1, 1, points.shape[-1])
+        seed = points.gather(1, index)  # [B, 1, F]
+        distance = torch.minimum(distance, (points - seed).square().sum(dim=-1))
+        centres = torch.cat([centres, seed], dim=1)
+    membership = _memberships(points, centres)
+    for _ in range(steps):
+        weight = membership / membership.sum(dim=1, keepdim=True).clamp_(min=1e-6)
+        membership = _memberships(points, weight.mT @ points)
+    order = membership.sum(dim=1).argsort(dim=1, descending=True, stable=True)  # [B, 3]
+    membership = membership.gather(2, order[:, None].expand_as(membership))
+    return membership.mT.reshape(batch, CLUSTERS, rows, columns)
+
+
+def _memberships(points: Tensor, centres: Tensor) -> Tensor:
+    distance = torch.cdist(points, centres)  # [B, N, 3]
+    return torch.softmax(-50 * distance * distance, dim=-1)
+
+
+def stroke_density(gradients: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Text likelihood `[B, 1, h, w]`: rising and falling edges close together, along both axes.
+
+    A lone edge has one sign, a gradient hardly any slope; letters have both signs within a stroke's width.
+    """
+    both = torch.cat([gradients, -gradients], dim=1)  # [B, 4, H, W]: +x, +y, -x, -y
+    peaks = F.max_pool2d(both, STROKE_WINDOW, stride=1, padding=STROKE_WINDOW // 2)
+    strokes = torch.minimum(peaks[:, :2], peaks[:, 2:]).clamp_(min=0)  # [B, 2, H, W]
+    density = (strokes[:, :1] * strokes[:, 1:]).sqrt_()
+    return (3 * pool_to(density, grid)).clamp_(max=1)
+
+
+@lru_cache(maxsize=32)
+def _squared_offsets(side: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        index = torch.arange(side, device=device, dtype=torch.float32)
+        return (index[:, None] - index[None]).square_()  # [side, side]
+
+
+def edge_distance(magnitude: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Euclidean distance `[B, 1, h, w]` to the nearest cell with an edge; 1 from a quarter of the longer side on.
+
+    Exact in two separable minimum passes (Felzenszwalb and Huttenlocher, 2012) over the whole grid at once.
+    """
+    edges = peak_to(magnitude, grid) > EDGE_THRESHOLD  # [B, 1, h, w]
+    while max(edges.shape[-2:]) > DISTANCE_SIDE:
+        edges = F.max_pool2d(edges.float(), 2, ceil_mode=True) > 0
+    rows, columns = edges.shape[-2:]
+    reach = max(1.0, max(rows, columns) / 4) ** 2
+    start = torch.where(edges[:, 0], 0.0, reach)  # [B, h, w], squared and saturated
+    along = (start[:, :, None, :] + _squared_offsets(columns, edges.device)).amin(dim=-1)  # [B, h, w]
+    # [B, w, h, h] -> minimum over the source row -> [B, w, h]
+    across = (along.mT[:, :, None, :] + _squared_offsets(rows, edges.device)).amin(dim=-1)
+    distance = (across.mT / reach).clamp_(max=1).sqrt_()
+    return resize(distance[:, None], grid)

@@ -1,0 +1,290 @@
+"""Texture: a cheap multi-channel description `[B, C, h, w]` of the picture on the token grid.
+
+One pass over the pixels (`mipmaps.py`) gives block means and variances; every channel follows from these on the
+reduced picture. To change or add a channel, change its name in `CHANNELS` and the function below that fills it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from arr_coc.config import CHANNEL_SETS, ChannelSet
+from arr_coc.mipmaps import Mipmaps, build_mipmaps, gradient, luminance, pool_to
+from arr_coc.patches import patches_from_picture, picture_from_patches
+from arr_coc.saliency import (
+    centre_surround,
+    cluster_cells,
+    colour_rarity,
+    edge_distance,
+    opponent_colours,
+    orientation,
+    stroke_density,
+)
+
+__all__ = [
+    "CHANNELS",
+    "SEMANTIC_CHANNELS",
+    "PreviousFrame",
+    "generate_texture_array",
+    "patches_from_picture",
+    "picture_from_patches",
+]
+
+SEMANTIC_CHANNELS = 16
+# Frames after which three quarters of the trust in a carried relevance are gone.
+MEMORY_FRAMES = 8
+
+_CORE = (
+    *("red", "green", "blue", "y", "x"),
+    *("sobel_x", "sobel_y", "sobel_magnitude"),
+    *("saliency_intensity", "saliency_color", "saliency_orientation"),
+    *("local_variance", "color_rarity"),
+)
+_FULL = (
+    *("red", "green", "blue", "y", "x", "eccentricity"),
+    *("edges", "inverted_edges", "high_pass", "low_pass"),
+    *("motion", "saliency", "edge_distance"),
+    *("cluster_largest", "cluster_second", "cluster_third"),
+    "text",
+    *(f"semantic_{i}" for i in range(SEMANTIC_CHANNELS)),
+    *("carried_relevance", "carried_age", "carried_trust", "motion_boost", "fixation_history"),
+    *("detail_lost", "detail_lost_octave"),
+)
+CHANNELS: Mapping[str, Mapping[str, int]] = MappingProxyType(
+    {
+        name: MappingProxyType({channel: index for index, channel in enumerate(channels)})
+        for name, channels in zip(CHANNEL_SETS, (_CORE, _FULL), strict=True)
+    }
+)
+"""Index of every channel by name: `CHANNELS["full"]["text"] == 16`; iterating gives the names in order."""
+
+TextDetector = Callable[[Tensor], Tensor]
+"""Takes the picture `[B, 3, H, W]`, returns text likelihood `[B, h', w']` in [0, 1] at any size."""
+
+
+@dataclass(frozen=True)
+class PreviousFrame:
+    """What is remembered of the frame before, for the temporal channels of a stream.
+
+    Args:
+        picture (`Tensor` of shape `[B, 3, H, W]`): the previous frame, in [0, 1].
+        relevance (`Tensor` of shape `[B, h, w]`, *optional*): its relevance.
+        age (`Tensor` of shape `[B, h, w]`, *optional*): frames since each cell was last looked at.
+        fixations (`Tensor` of shape `[B, h, w]`, *optional*): fading record in [0, 1] of where was looked.
+
+    [`ARRCOCLayer.remember`] makes it from a picture and its output.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc import generate_texture_array
+    >>> from arr_coc.texture import CHANNELS, PreviousFrame
+    >>> black, white = torch.zeros(1, 3, 64, 64), torch.ones(1, 3, 64, 64)
+    >>> texture = generate_texture_array(white, (2, 2), "full", previous=PreviousFrame(black))
+    >>> texture[0, CHANNELS["full"]["motion"]].tolist()
+    [[1.0, 1.0], [1.0, 1.0]]
+
+    ```
+    """
+
+    picture: Tensor
+    relevance: Tensor | None = None
+    age: Tensor | None = None
+    fixations: Tensor | None = None
+
+
+def generate_texture_array(
+    image: Tensor,
+    grid: tuple[int, int],
+    channels: ChannelSet = "core",
+    *,
+    previous: PreviousFrame | Tensor | None = None,
+    semantic: Tensor | None = None,
+    text_detector: TextDetector | None = None,
+    gestalt_tokens: int = 256,
+    check_values: bool = True,
+) -> Tensor:
+    """Describe a picture on the token grid. Every channel lies in [0, 1].
+
+    Args:
+        image (`Tensor` of shape `[B, 3, H, W]`): float16, bfloat16 or float32, in [0, 1].
+        grid (`tuple[int, int]`): rows and columns `(h, w)` of the token grid, any rectangle.
+        channels (`str`, *optional*, defaults to `"core"`): `"core"` (13) or `"full"` (40); see `CHANNELS`.
+        previous (`PreviousFrame` or `Tensor`, *optional*): the frame before, or its picture alone.
+        semantic (`Tensor` of shape `[B, 16, h, w]`, *optional*): projections of the encoder's tokens in [0, 1];
+            the only channels that carry a gradient. Without it they are 0.5, which says nothing.
+        text_detector (`Callable`, *optional*): replaces stroke density in the `text` channel.
+        gestalt_tokens (`int`, *optional*, defaults to 256): size of the overview, sets the scale of `detail_lost`.
+        check_values (`bool`, *optional*, defaults to `True`): refuse NaN and values outside [0, 1]; costs one
+            transfer from the device, so that the layer turns it off and checks together with all else.
+
+    Returns:
+        `Tensor` of shape `[B, C, h, w]` in the picture's type.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc import generate_texture_array
+    >>> generate_texture_array(torch.rand(2, 3, 224, 320), grid=(7, 10), channels="full").shape
+    torch.Size([2, 40, 7, 10])
+
+    ```
+    """
+    grid = _check_inputs(image, grid, channels, semantic)
+    if check_values:
+        check_range(image)
+    if isinstance(previous, Tensor):
+        previous = PreviousFrame(previous)
+    with torch.no_grad():
+        octave = 0.5 * math.log2(max(1.0, grid[0] * grid[1] / gestalt_tokens))
+        maps = build_mipmaps(image, grid, coarsest=math.ceil(octave) + 1)
+        if channels == "core":
+            return _core_channels(maps).to(image.dtype)
+        before = _still(maps) if previous is None else _temporal(maps, image, previous)
+        text = None if text_detector is None else _detected_text(text_detector, image, grid)
+        left, right = _full_channels(maps, before, text, octave)
+    if semantic is None:
+        semantic = left.new_full((left.shape[0], SEMANTIC_CHANNELS, *grid), 0.5)
+    return torch.cat([left, semantic.to(left.dtype), right], dim=1).to(image.dtype)
+
+
+def _core_channels(maps: Mipmaps) -> Tensor:
+    gradients = gradient(maps.intensity)  # [B, 2, H / f, W / f]
+    magnitude = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
+    signed = (0.5 + pool_to(gradients, maps.grid)).clamp_(0, 1)
+    strength = (2 * pool_to(magnitude, maps.grid)).clamp_(max=1)
+    contrast = centre_surround(_features(maps, gradients), maps.grid)
+    place = _positions(maps.grid, maps.cells.device)[:, :2].expand(maps.cells.shape[0], -1, -1, -1)
+    return torch.cat(
+        [maps.cells, place, signed, strength, contrast, maps.cell_deviation(), colour_rarity(maps.cells)], dim=1
+    )
+
+
+def _full_channels(maps: Mipmaps, before: Tensor, text: Tensor | None, octave: float) -> tuple[Tensor, Tensor]:
+    """Channels before and after the semantic ones; `before` is motion and the five temporal maps."""
+    gradients = gradient(maps.intensity)
+    magnitude = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
+    edges = (2 * pool_to(magnitude, maps.grid)).clamp_(max=1)
+    high = maps.deviation(maps.level + 1)
+    grey = pool_to(maps.intensity, maps.grid)
+    low = F.avg_pool2d(grey, 3, stride=1, padding=1, count_include_pad=False)
+    contrast = centre_surround(_features(maps, gradients), maps.grid)
+    saliency = contrast.mean(dim=1, keepdim=True) * (0.5 + 0.5 * colour_rarity(maps.cells))
+    clusters = cluster_cells(torch.cat([grey, opponent_colours(maps.cells), edges, high], dim=1))
+    place = _positions(maps.grid, maps.cells.device).expand(maps.cells.shape[0], -1, -1, -1)
+    if text is None:
+        text = stroke_density(gradients, maps.grid)
+    distance = edge_distance(magnitude, maps.grid)
+    left = [maps.cells, place, edges, 1 - edges, high, low, before[:, :1], saliency, distance, clusters, text]
+    right = [before[:, 1:], maps.deviation(octave), maps.deviation(octave + 1)]
+    return torch.cat(left, dim=1), torch.cat(right, dim=1)
+
+
+def _features(maps: Mipmaps, gradients: Tensor) -> Tensor:
+    """Intensity, opponent colours (halved into the same range) and orientation `[B, 5, H / f, W / f]`."""
+    return torch.cat([maps.intensity, opponent_colours(maps.colour) / 2, 2 * orientation(gradients)], dim=1)
+
+
+@lru_cache(maxsize=32)
+def _positions(grid: tuple[int, int], device: torch.device) -> Tensor:
+    """y, x and eccentricity `[1, 3, h, w]`, made once per grid and device."""
+    with torch.inference_mode(False):
+        y = torch.linspace(0, 1, grid[0], device=device)[:, None].expand(grid)
+        x = torch.linspace(0, 1, grid[1], device=device)[None].expand(grid)
+        centre = [0.0 if side == 1 else 0.5 for side in grid]
+        distance = (2 * ((y - centre[0]).square() + (x - centre[1]).square())).sqrt()
+        return torch.stack([y, x, distance.clamp(max=1)])[None]
+
+
+def _still(maps: Mipmaps) -> Tensor:
+    """Motion and the five temporal channels of a picture with no past: nothing."""
+    return maps.cells.new_zeros(maps.cells.shape[0], 6, *maps.grid)
+
+
+def _temporal(maps: Mipmaps, image: Tensor, previous: PreviousFrame) -> Tensor:
+    """Motion, carried relevance, its age, the trust left in it, motion boost, fixation history `[B, 6, h, w]`."""
+    if previous.picture.shape != image.shape:
+        raise ValueError(
+            f"`previous` must have the picture's shape {tuple(image.shape)}, got {tuple(previous.picture.shape)}"
+        )
+    factor = 2**maps.level
+    last = luminance(F.avg_pool2d(previous.picture, factor, ceil_mode=True, count_include_pad=False))
+    motion = (2 * pool_to((maps.intensity - last).abs_(), maps.grid)).clamp_(max=1)  # [B, 1, h, w]
+    zeros = torch.zeros_like(motion)
+    expected = (motion.shape[0], *maps.grid)
+    known: list[Tensor] = []
+    for name in ("relevance", "age", "fixations"):
+        value = getattr(previous, name)
+        if value is not None and tuple(value.shape) != expected:
+            raise ValueError(f"`previous.{name}` must have shape {expected}, got {tuple(value.shape)}")
+        known.append(zeros if value is None else value[:, None].float())
+    relevance, age, fixations = known
+    carried = _carry(relevance, pool_to(previous.picture, maps.grid).float(), maps.cells)
+    trust = torch.exp(-age / (MEMORY_FRAMES / math.log(4)))
+    boost = motion * (0.5 + 0.5 * carried)
+    return torch.cat([motion, carried, 1 - trust, carried * trust, boost, fixations], dim=1).clamp_(0, 1)
+
+
+def _carry(relevance: Tensor, last: Tensor, now: Tensor) -> Tensor:
+    """Relevance moved with its content: each cell takes it from the most similar of the nine cells around it."""
+    batch, _, rows, columns = now.shape
+    around = F.unfold(F.pad(last, (1, 1, 1, 1), mode="replicate"), 3).view(batch, 3, 9, -1)  # [B, 3, 9, N]
+    difference = (around - now.view(batch, 3, 1, -1)).abs_().sum(dim=1)  # [B, 9, N]
+    difference[:, 4] -= 0.02  # what looks the same has not moved
+    source = difference.argmin(dim=1, keepdim=True)  # [B, 1, N]
+    values = F.unfold(F.pad(relevance, (1, 1, 1, 1), mode="replicate"), 3)  # [B, 9, N]
+    return values.gather(1, source).view(batch, 1, rows, columns)
+
+
+def _detected_text(detector: TextDetector, image: Tensor, grid: tuple[int, int]) -> Tensor:
+    found = detector(image)
+    if found.ndim != 3 or found.shape[0] != image.shape[0]:
+        raise ValueError(f"`text_detector` must return [B, h, w] with B={image.shape[0]}, got {tuple(found.shape)}")
+    return pool_to(found[:, None].float(), grid).clamp_(0, 1)
+
+
+def check_range(image: Tensor, name: str = "image") -> None:
+    """Refuse NaN, infinity and values outside [0, 1]; one transfer from the device."""
+    low, high = torch.stack(torch.aminmax(image)).tolist()
+    raise_for_range(low, high, name)
+
+
+def raise_for_range(low: float, high: float, name: str) -> None:
+    """Raise if a picture's extremes, already on the host, are not those of a picture in [0, 1]."""
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise ValueError(f"`{name}` contains NaN or infinity; every value must lie in [0, 1]")
+    if low < 0 or high > 1:
+        raise ValueError(
+            f"`{name}` must lie in [0, 1], got values from {low:.4g} to {high:.4g}; "
+            "divide 8-bit pictures by 255, undo the processor's normalisation with `picture_from_patches`"
+        )
+
+
+def _check_inputs(image: Tensor, grid: tuple[int, int], channels: str, semantic: Tensor | None) -> tuple[int, int]:
+    if channels not in CHANNELS:
+        raise ValueError(f"`channels` must be one of {', '.join(CHANNELS)}, got {channels!r}")
+    if not isinstance(image, Tensor):
+        raise TypeError(f"`image` must be a tensor [B, 3, H, W], got {type(image).__name__}")
+    if image.ndim != 4 or image.shape[1] != 3 or 0 in image.shape:
+        raise ValueError(f"`image` must have shape [B, 3, H, W] with no empty side, got {tuple(image.shape)}")
+    if image.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        raise TypeError(f"`image` must be float16, bfloat16 or float32 in [0, 1], got {image.dtype}; use `image / 255`")
+    if len(grid) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in grid):
+        raise ValueError(f"`grid` must be (rows, columns) in whole numbers of at least 1, got {grid!r}")
+    if semantic is not None:
+        expected = (image.shape[0], SEMANTIC_CHANNELS, *grid)
+        if channels == "core":
+            raise ValueError("`semantic` belongs to channels='full'; the core set has no semantic channels")
+        if tuple(semantic.shape) != expected:
+            raise ValueError(f"`semantic` must have shape {expected}, got {tuple(semantic.shape)}")
+    return grid[0], grid[1]
