@@ -1,0 +1,6 @@
+"""`python -m arr_coc` is the `arr-coc` command."""
+
+from arr_coc.cli import main
+
+if __name__ == "__main__":
+    main()

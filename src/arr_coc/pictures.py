@@ -1,0 +1,170 @@
+"""Reading picture files: what can be converted is converted and said, what cannot is refused in one line."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+MAX_IMAGE_PIXELS = 256_000_000
+
+_limit_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture as RGB, and what was done to get there.
+
+    Args:
+        image (`PIL.Image.Image`): 8-bit RGB, upright.
+        notes (`tuple[str, ...]`): conversions a user should know of.
+    """
+
+    image: Image.Image
+    notes: tuple[str, ...] = ()
+
+
+@contextmanager
+def _own_limit() -> Iterator[None]:
+    """Pillow's bomb limit is below ours; ours is checked on the header, so that its own is lifted meanwhile."""
+    with _limit_lock:
+        before = Image.MAX_IMAGE_PIXELS
+        Image.MAX_IMAGE_PIXELS = None
+        try:
+            yield
+        finally:
+            Image.MAX_IMAGE_PIXELS = before
+
+
+def open_picture(path: str | Path, max_pixels: int = MAX_IMAGE_PIXELS) -> Picture:
+    """Read a picture file as upright 8-bit RGB.
+
+    Animations give their first frame, transparency is laid on white, 16-bit, grayscale, palette and CMYK pictures are
+    converted. A missing, damaged, empty or too large file raises `ValueError` or `OSError` with one clear line; the
+    size is checked in the header, before anything is decoded.
+
+    Example:
+
+    ```python
+    >>> from importlib.resources import files
+    >>> from arr_coc.pictures import open_picture
+    >>> open_picture(files("arr_coc") / "assets" / "astronaut.jpg").image.size
+    (512, 512)
+
+    ```
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; give a picture file")
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path} is empty (0 bytes)")
+    with _own_limit():
+        try:
+            with Image.open(path) as image:
+                _check_size(path, image.size, max_pixels)
+                image.load()
+                return _to_rgb(image)
+        except PermissionError:
+            raise PermissionError(f"{path} may not be read; check its permissions") from None
+        except UnidentifiedImageError:
+            raise ValueError(f"{path} is not a picture that Pillow can read") from None
+        except _TooLargeError:
+            raise
+        except Exception as error:  # decoders raise anything on damaged data
+            raise ValueError(f"{path} is damaged and cannot be read ({_first_line(error)})") from None
+
+
+class _TooLargeError(ValueError):
+    pass
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _check_size(path: Path, size: tuple[int, int], max_pixels: int) -> None:
+    if size[0] * size[1] > max_pixels:
+        raise _TooLargeError(
+            f"{path} has {size[0] * size[1]:,} pixels ({size[0]}x{size[1]}), the limit is {max_pixels:,}; downsample it"
+        )
+    if 0 in size:
+        raise ValueError(f"it has no pixels, {size[0]}x{size[1]}")
+
+
+def _to_rgb(image: Image.Image) -> Picture:
+    notes = []
+    frames = getattr(image, "n_frames", 1)
+    if frames > 1 and image.format != "MPO":  # MPO is how cameras store one photo with its preview
+        notes.append(f"animated: the first of {frames} frames is used")
+    upright = ImageOps.exif_transpose(image)
+    if upright.mode in ("I", "F", "I;16", "I;16B", "I;16L", "I;16N"):
+        notes.append(f"converted from {'floating point' if upright.mode == 'F' else '16-bit'} grayscale")
+        upright = Image.fromarray(_eight_bit(np.asarray(upright, dtype=np.float32)))
+    elif upright.has_transparency_data:
+        notes.append("transparency laid on white")
+        upright = upright.convert("RGBA")
+        upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright)
+    elif upright.mode != "RGB":
+        notes.append(f"converted from {upright.mode}")
+    return Picture(upright.convert("RGB"), tuple(notes))
+
+
+def _eight_bit(values: np.ndarray) -> np.ndarray:
+    values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
+    low, high = float(values.min()), float(values.max())
+    if low >= 0 and high <= 1:
+        scaled = values * 255
+    elif low >= 0 and high <= 65535:
+        scaled = values / 257 if high > 255 else values
+    else:
+        scaled = (values - low) * (255 / (high - low))
+    return scaled.round().astype(np.uint8)
+
+
+def to_tensor(image: Image.Image) -> Tensor:
+    """Picture `[1, 3, H, W]` in [0, 1], float32.
+
+    Example:
+
+    ```python
+    >>> from PIL import Image
+    >>> from arr_coc.pictures import to_tensor
+    >>> to_tensor(Image.new("RGB", (4, 2), "white")).shape
+    torch.Size([1, 3, 2, 4])
+
+    ```
+    """
+    pixels = torch.from_numpy(np.array(image.convert("RGB")))  # [H, W, 3]
+    return pixels.permute(2, 0, 1)[None].float().div_(255)
+
+
+def fit_to_cells(image: Image.Image, cell: int = 32, max_cells: int = 4096) -> tuple[Image.Image, tuple[int, int]]:
+    """Resize so that both sides are whole cells, at most `max_cells` in all; returns the picture and `(h, w)`.
+
+    Example:
+
+    ```python
+    >>> from PIL import Image
+    >>> from arr_coc.pictures import fit_to_cells
+    >>> fit_to_cells(Image.new("RGB", (1000, 500)))[1]
+    (16, 31)
+
+    ```
+    """
+    width, height = image.size
+    scale = min(1.0, (max_cells * cell * cell / (width * height)) ** 0.5)
+    # rounding down keeps a large picture within the limit; a small one may round up
+    round_side = round if scale == 1.0 else int
+    columns = min(max_cells, max(1, round_side(width * scale / cell)))
+    rows = min(max_cells // columns, max(1, round_side(height * scale / cell)))
+    size = (columns * cell, rows * cell)
+    return (image if size == image.size else image.resize(size, Image.Resampling.BICUBIC)), (rows, columns)

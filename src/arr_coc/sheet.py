@@ -1,0 +1,175 @@
+"""One contact sheet: the picture, what was kept, the scores and every channel by name. Drawn with Pillow."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from arr_coc.balancing import SCORES, TENSIONS
+from arr_coc.selecting import ARRCOCOutput
+from arr_coc.texture import CHANNELS
+
+# Ten anchors of the viridis colormap: perceptually even, readable for the colour-blind.
+_VIRIDIS = np.array(
+    [
+        *((68, 1, 84), (72, 40, 120), (62, 73, 137), (49, 104, 142), (38, 130, 142)),
+        *((31, 158, 137), (53, 183, 121), (110, 206, 88), (181, 222, 43), (253, 231, 37)),
+    ],
+    dtype=np.float32,
+)
+_PAPER, _INK, _FAINT = (250, 250, 248), (25, 25, 28), (110, 110, 116)
+_WIDTH, _MARGIN, _CAPTION = 1440, 24, 22
+_LARGE, _SMALL = 3, 10
+
+
+def colour_map(values: np.ndarray) -> Image.Image:
+    """Colour values in [0, 1] `[h, w]` as RGB, viridis.
+
+    Example:
+
+    ```python
+    >>> import numpy as np
+    >>> from arr_coc.sheet import colour_map
+    >>> colour_map(np.array([[0.0, 1.0]])).getpixel((1, 0))
+    (253, 231, 37)
+
+    ```
+    """
+    place = np.clip(np.nan_to_num(values), 0, 1) * (len(_VIRIDIS) - 1)
+    low = np.minimum(place.astype(int), len(_VIRIDIS) - 2)
+    share = (place - low)[..., None]
+    return Image.fromarray((_VIRIDIS[low] * (1 - share) + _VIRIDIS[low + 1] * share).round().astype(np.uint8))
+
+
+def _stretch(values: Tensor) -> np.ndarray:
+    """Map a channel to its own range, so that a faint one can be seen; a flat one stays flat."""
+    array = values.detach().float().cpu().numpy()
+    low, high = float(array.min()), float(array.max())
+    if high - low < 1e-3:
+        return np.full_like(array, min(max(low, 0.0), 1.0))
+    return (array - low) / (high - low)
+
+
+def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(size)
+
+
+def show_kept(image: Image.Image, kept: np.ndarray) -> Image.Image:
+    """The picture with what was not kept `[h, w]` faded to a light gray."""
+    mask = Image.fromarray((kept * 255).astype(np.uint8)).resize(image.size, Image.Resampling.NEAREST)
+    faded = Image.blend(image.convert("L").convert("RGB"), Image.new("RGB", image.size, _PAPER), 0.82)
+    return Image.composite(image, faded, mask)
+
+
+def show_heat(image: Image.Image, values: np.ndarray) -> Image.Image:
+    """The picture under a map of values in [0, 1] `[h, w]`."""
+    heat = colour_map(values).resize(image.size, Image.Resampling.BILINEAR)
+    return Image.blend(image.convert("L").convert("RGB"), heat, 0.65)
+
+
+def draw_sheet(
+    image: Image.Image, question: str, output: ARRCOCOutput, channels: str, footnotes: tuple[str, ...] = ()
+) -> Image.Image:
+    """Draw the contact sheet of one picture; `output` comes from a call with `details=True`.
+
+    Args:
+        image (`PIL.Image.Image`): the picture that was looked at.
+        question (`str`): what was asked.
+        output (`ARRCOCOutput`): of one picture, with its texture.
+        channels (`str`): the channel set of the texture.
+        footnotes (`tuple[str, ...]`, *optional*): lines for the foot of the sheet.
+    """
+    if output.texture is None:
+        raise ValueError("the sheet shows every channel: call the layer with `details=True`")
+    relevance = output.relevance[0, 0]
+    kept = output.kept_mask()[0, 0].cpu().numpy()
+    cells = relevance.numel()
+    large = [
+        ("the picture", image),
+        ("relevance", show_heat(image, _stretch(relevance))),
+        (f"kept: {int(kept.sum())} of {cells} tokens", show_kept(image, kept)),
+    ]
+    scored = [
+        (f"{name}, weight {weight:.2f}", show_heat(image, _stretch(output.scores[name][0, 0])))
+        for name, weight in zip(SCORES, output.weights[0].tolist(), strict=True)
+    ]
+    texture = output.texture[0, 0]
+    small = [(f"{index} {name}", colour_map(_stretch(texture[index]))) for name, index in CHANNELS[channels].items()]
+    tensions = ", ".join(f"{n} {v:.2f}" for n, v in zip(TENSIONS, output.tensions[0].tolist(), strict=True))
+    lines = [f"strategy {output.strategy[0]}: {output.reason[0]}", f"tensions: {tensions}"]
+    blocks = [(large, _LARGE), (scored, _LARGE), (small, _SMALL)]
+    return _compose(question, lines, blocks, image.size[1] / image.size[0], footnotes)
+
+
+def _compose(
+    question: str,
+    lines: list[str],
+    blocks: list[tuple[list[tuple[str, Image.Image]], int]],
+    aspect: float,
+    footnotes: tuple[str, ...],
+) -> Image.Image:
+    aspect = min(max(aspect, 0.2), 2.0)  # very long pictures are squeezed: the sheet stays a sheet
+    title = textwrap.wrap(question, 76)[:3]
+    body = [part for line in lines for part in textwrap.wrap(line, 165)]
+    notes = [part for line in footnotes for part in textwrap.wrap(line, 180)]
+    heights = [_tile_size(columns, aspect)[1] + _CAPTION + 10 for _, columns in blocks]
+    rows = [-(-len(tiles) // columns) for tiles, columns in blocks]
+    height = _MARGIN * 2 + 40 * len(title) + 22 * len(body) + 16
+    height += sum(h * r for h, r in zip(heights, rows, strict=True)) + 18 * len(notes)
+    sheet = Image.new("RGB", (_WIDTH, height), _PAPER)
+    pen = ImageDraw.Draw(sheet)
+    y = _MARGIN
+    for line in title:
+        pen.text((_MARGIN, y), line, fill=_INK, font=_font(30))
+        y += 40
+    for line in body:
+        pen.text((_MARGIN, y), line, fill=_FAINT, font=_font(15))
+        y += 22
+    y += 16
+    for (tiles, columns), step in zip(blocks, heights, strict=True):
+        size = _tile_size(columns, aspect)
+        for place, (caption, tile) in enumerate(tiles):
+            x = _MARGIN + place % columns * (size[0] + 10)
+            top = y + place // columns * step
+            smooth = tile.size[0] > size[0]
+            method = Image.Resampling.LANCZOS if smooth else Image.Resampling.NEAREST
+            sheet.paste(tile.resize(size, method), (x, top))
+            pen.text((x, top + size[1] + 3), caption, fill=_INK, font=_font(15 if columns == _LARGE else 12))
+        y += step * -(-len(tiles) // columns)
+    for line in notes:
+        pen.text((_MARGIN, y), line, fill=_FAINT, font=_font(13))
+        y += 18
+    return sheet
+
+
+def _tile_size(columns: int, aspect: float) -> tuple[int, int]:
+    width = (_WIDTH - 2 * _MARGIN - 10 * (columns - 1)) // columns
+    return width, max(1, round(width * aspect))
+
+
+def check_target(path: str | Path) -> Path:
+    """Refuse a place where no sheet can be written, before any work is done."""
+    path = Path(path)
+    if path.suffix.lower() != ".png":
+        raise ValueError(f"the sheet is a PNG file; {path.name} should end in .png")
+    if path.is_dir():
+        raise IsADirectoryError(f"cannot write {path}: it is a folder; give a file name")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"cannot write {path}: there is no folder {path.parent}; make it first")
+    return path
+
+
+def save_image(image: Image.Image, path: str | Path) -> None:
+    """Write a PNG aside, then rename: an interrupted run leaves no half picture."""
+    path = check_target(path)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        image.save(aside, format="PNG")
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
