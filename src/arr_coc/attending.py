@@ -30,8 +30,8 @@ DUPLICATE = 0.8
 MOST_CANDIDATES = 1024
 # Standard deviations above the best of chance from which on the question points somewhere.
 LEAST_MATCH = 1.0
-
-_REPORT = ("count", "fallback", "structure", "match", "spread")
+# Autocorrelation of neighbouring cells from which on there are things in a picture of 256 cells or more.
+LEAST_ALIKE = 0.29
 
 
 def resolve_budget(budget: Budget, total: int) -> int | None:
@@ -83,13 +83,18 @@ def spread_rank(grid: Grid, device: torch.device) -> Tensor:
         shift = (torch.arange(frames) * round(size * 0.618)) % size
         value = (value[None] - shift[:, None, None]) % size  # [t, h, w]
         order = value.flatten().argsort(stable=True)
-        return _rank_of(order[None])[0].to(device)
+        rank: Tensor = order.argsort()  # the inverse of a permutation
+        return rank.to(device)
 
 
-def _rank_of(order: Tensor) -> Tensor:
-    """Inverse of permutations `[B, N]`: at which place of the order each cell stands."""
-    places = torch.arange(order.shape[1], device=order.device).expand_as(order)
-    return torch.empty_like(order).scatter_(1, order, places)
+@lru_cache(maxsize=32)
+def _neighbours(channels: int, device: torch.device) -> Tensor:
+    """Kernel `[C, 1, 5, 5]` that averages the eight cells one and two steps up, down, left and right."""
+    with torch.inference_mode(False):
+        kernel = torch.zeros(5, 5)
+        kernel[2] = kernel[:, 2] = 1 / 8
+        kernel[2, 2] = 0
+        return kernel.expand(channels, 1, 5, 5).contiguous().to(device)
 
 
 def picture_structure(maps: Tensor) -> Tensor:
@@ -99,31 +104,30 @@ def picture_structure(maps: Tensor) -> Tensor:
     what chance gives). Noise, flat fields and splatter do neither. On small grids neither can be told from chance,
     so that less is asked.
     """
-    rows, columns = maps.shape[-2:]
-    count = rows * columns
+    count = maps.shape[-2] * maps.shape[-1]
     centred = maps - maps.mean(dim=(-2, -1), keepdim=True)
     variance = centred.square().mean(dim=(-2, -1)) + 1e-4  # [frames, C]; the floor makes flat maps count as nothing
-    together = torch.zeros_like(variance)
-    for lag in (1, 2):
-        if min(rows, columns) > lag:
-            together += (centred[..., lag:] * centred[..., :-lag]).mean(dim=(-2, -1))
-            together += (centred[..., lag:, :] * centred[..., :-lag, :]).mean(dim=(-2, -1))
-    alike = (together / (4 * variance)).mean(dim=-1) / (0.32 * min(1.0, math.sqrt(count / 256)))
+    around = F.conv2d(centred, _neighbours(maps.shape[1], maps.device), padding=2, groups=maps.shape[1])
+    alike = ((centred * around).mean(dim=(-2, -1)) / variance).mean(dim=-1)
     alone = (centred.abs().amax(dim=(-2, -1)) / variance.sqrt()).mean(dim=-1)
-    return torch.maximum(alike, alone / (math.sqrt(2 * math.log(max(2, count))) + 0.6))
+    least_alike = LEAST_ALIKE * min(1.0, math.sqrt(count / 256))
+    least_alone = math.sqrt(2 * math.log(max(2, count))) + 0.6
+    return torch.maximum(alike / least_alike, alone / least_alone)
 
 
 class Plan(NamedTuple):
     """An allocation before its lengths are known on the host.
 
     Args:
-        kept (`Tensor` of shape `[B, N]`): which cells stay.
-        relevance (`Tensor` of shape `[B, N]`): what the kept cells are worth.
+        indices (`Tensor` of shape `[B, M]`): kept cells in ascending order, M the most that the budget allows.
+        mask (`Tensor` of shape `[B, M]`): False where padded.
+        budgets (`Tensor` of shape `[B, M]`): relevance of the kept cells; 0 where padded.
         report (`Tensor` of shape `[B, 5]`): count, fallback, structure, match, spread, for the one transfer.
     """
 
-    kept: Tensor
-    relevance: Tensor
+    indices: Tensor
+    mask: Tensor
+    budgets: Tensor
     report: Tensor
 
 
@@ -215,28 +219,34 @@ class TokenAllocator(nn.Module):
                 count = torch.full((batch,), fixed, device=flat.device)
                 most = fixed
             even = spread_rank((frames, rows, columns), flat.device)  # [N]
-            explored = (MOST_EXPLORED * explore * count).round().long()
+            places = torch.arange(total, device=flat.device)
+            # bounded even if the inputs were NaN, of which the host hears only afterwards
+            explored = torch.minimum((MOST_EXPLORED * explore * count).round().long().clamp_(min=0), count)
             worth = self._suppress_duplicates(flat, features, variety, min(total, 2 * most, MOST_CANDIDATES))
-            order = worth.argsort(dim=1, descending=True, stable=True)
-            exploited = _rank_of(order) < (count - explored)[:, None]
-            visited = F.max_pool2d(
-                exploited.view(batch * frames, 1, rows, columns).to(flat.dtype), 3, stride=1, padding=1
-            ).view(batch, total)
+            exploited = _first(worth.argsort(dim=1, descending=True, stable=True), places, count - explored)
+            visited = F.max_pool2d(exploited.view(-1, 1, rows, columns).to(flat.dtype), 3, stride=1, padding=1)
             # unvisited cells first, then visited, then chosen ones; within each in evenly spread order
-            turn = even + total * (visited > 0) + total * exploited
-            kept = exploited | (_rank_of(turn.argsort(dim=1)) < explored[:, None])
+            turn = even + total * ((visited.view(batch, total) > 0).long() + exploited)
+            kept = exploited | _first(turn.argsort(dim=1), places, explored)
             known_match = flat.new_zeros(batch) if match is None else match.to(flat.dtype)
             if structure is None:
                 structure = flat.new_full((batch,), math.inf)
             fallback = (structure < 1) & (known_match < LEAST_MATCH) & (count < total)
             kept = torch.where(fallback[:, None], even < count[:, None], kept)
             report = torch.stack([count.to(flat.dtype), fallback.to(flat.dtype), structure, known_match, spread], dim=1)
-        return Plan(kept, flat, report)
+            # each kept cell moves to its place among the kept ones, all others into one column that is cut off
+            place = torch.where(kept, kept.cumsum(dim=1) - 1, most)
+            indices = torch.zeros(batch, most + 1, dtype=torch.long, device=flat.device)
+            indices = indices.scatter_(1, place, places.expand(batch, -1))[:, :most]
+            mask = places[:most] < count[:, None]
+            indices = indices * mask
+        return Plan(indices, mask, flat.gather(1, indices) * mask, report)
 
     @staticmethod
     def _suppress_duplicates(flat: Tensor, features: Tensor, variety: Tensor, candidates: int) -> Tensor:
         """Lower the worth of cells that repeat a more relevant one, all at once (matrix NMS, Wang et al. 2020)."""
-        value, index = flat.topk(candidates, dim=1)  # [B, M], most relevant first
+        value, index = flat.sort(dim=1, descending=True, stable=True)  # not topk, whose ties have no order
+        value, index = value[:, :candidates], index[:, :candidates]  # [B, M], most relevant first
         centred = features - features.mean(dim=1, keepdim=True)
         picked = centred.gather(1, index[:, :, None].expand(-1, -1, features.shape[-1]))
         picked = F.normalize(picked, dim=-1)
@@ -256,33 +266,30 @@ class TokenAllocator(nn.Module):
         structure: Tensor | None = None,
         match: Tensor | None = None,
     ) -> Allocation:
-        """[`~TokenAllocator.plan`] and [`gather_plan`] with one transfer between them."""
+        """[`~TokenAllocator.plan`] and [`finish_plan`] with one transfer between them."""
         plan = self.plan(relevance, features, tensions, budget, structure, match)
-        return gather_plan(plan, plan.report.tolist())
+        return finish_plan(plan, plan.report.tolist(), relevance[0].numel())
 
 
-def gather_plan(plan: Plan, report: Sequence[Sequence[float]]) -> Allocation:
-    """Finish a plan whose report has come to the host."""
-    batch, total = plan.kept.shape
+def finish_plan(plan: Plan, report: Sequence[Sequence[float]], total: int) -> Allocation:
+    """Cut a plan to the lengths that its report brought to the host, and say why."""
     counts = [int(row[0]) for row in report]
     most = max(counts)
-    device = plan.kept.device
-    # each kept cell moves to its place among the kept ones; all others into one column that is cut off
-    place = torch.where(plan.kept, plan.kept.cumsum(dim=1) - 1, most)
-    cells = torch.arange(total, device=device).expand(batch, -1)
-    indices = torch.zeros(batch, most + 1, dtype=torch.long, device=device).scatter_(1, place, cells)[:, :most]
-    num_kept = torch.tensor(counts)
-    mask = torch.arange(most, device=device) < plan.kept.sum(dim=1, keepdim=True)
-    budgets = plan.relevance.gather(1, indices) * mask
     explained = [_explain(row, total) for row in report]
     return Allocation(
-        indices * mask,
-        mask,
-        budgets,
-        num_kept,
+        plan.indices[:, :most],
+        plan.mask[:, :most],
+        plan.budgets[:, :most],
+        torch.tensor(counts),
         tuple(name for name, _ in explained),
         tuple(why for _, why in explained),
     )
+
+
+def _first(order: Tensor, places: Tensor, count: Tensor) -> Tensor:
+    """Boolean `[B, N]`: the first `count` `[B]` cells of each order `[B, N]`."""
+    chosen = torch.empty_like(order, dtype=torch.bool)
+    return chosen.scatter_(1, order, places < count[:, None])
 
 
 def _explain(report: Sequence[float], total: int) -> tuple[str, str]:

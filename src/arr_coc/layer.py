@@ -6,14 +6,17 @@ import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from arr_coc.attending import TokenAllocator, gather_plan, picture_structure
+from arr_coc.attending import Plan, TokenAllocator, finish_plan, picture_structure, resolve_budget
 from arr_coc.balancing import SCORES, AdaptiveTensionBalancer
-from arr_coc.config import ARRCOCConfig, Budget, Grid, cell_count, check_budget, check_grid
+from arr_coc.checking import check_inputs, input_extremes, read_report
+from arr_coc.config import ARRCOCConfig, Budget, Grid, cell_count, check_grid
+from arr_coc.graphs import GraphCache
 from arr_coc.knowing import InformationScorer, ParticipatoryScorer, PerspectivalScorer
 from arr_coc.saving import PretrainedModule
 from arr_coc.selecting import ARRCOCOutput, Selection, TokenSelector, VisualQuery, register_selector
@@ -23,7 +26,6 @@ from arr_coc.texture import (
     PreviousFrame,
     TextDetector,
     generate_texture_array,
-    raise_for_range,
 )
 
 __all__ = ["ARRCOCLayer", "ARRCOCOutput"]
@@ -34,6 +36,23 @@ _STRUCTURE = {
     "full": ("red", "green", "blue", "edges", "high_pass"),
 }
 FIXATION_FADE = 0.5
+# Above this, launching kernels is no longer what a call costs, and a recording would hold much memory.
+MOST_REPLAYED_PIXELS = 2048 * 2048
+
+
+class Decision(NamedTuple):
+    """Everything the layer works out on the device; shapes as in [`ARRCOCOutput`], lengths not yet known."""
+
+    scores: Tensor  # [B, 3, t, h, w]
+    relevance: Tensor
+    weights: Tensor
+    tensions: Tensor
+    indices: Tensor
+    mask: Tensor
+    budgets: Tensor
+    report: Tensor
+    texture: Tensor
+    pull: Tensor
 
 
 @register_selector("arr-coc")
@@ -41,6 +60,9 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
     """Decide which parts of a picture deserve tokens, given the question.
 
     The initial weights are chosen, not random: an untrained layer is a deterministic, training-free selector.
+
+    On CUDA, without gradients, calls of one shape are recorded at the second and replayed as a CUDA graph from the
+    third on, which is several times faster; `layer.use_graphs = False` turns that off.
 
     Args:
         config (`ARRCOCConfig`): see there.
@@ -60,6 +82,8 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
     ```
     """
 
+    structure_channels: Tensor
+
     def __init__(self, config: ARRCOCConfig, text_detector: TextDetector | None = None) -> None:
         super().__init__()
         if text_detector is not None:
@@ -76,7 +100,10 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         self.balancer = AdaptiveTensionBalancer(config)
         self.allocator = TokenAllocator(config)
         table = CHANNELS[config.channels]
-        self._structure = [table[name] for name in _STRUCTURE[config.channels]]
+        structure = torch.tensor([table[name] for name in _STRUCTURE[config.channels]])
+        self.register_buffer("structure_channels", structure, persistent=False)
+        self.use_graphs = True
+        self._graphs = GraphCache()
         self._initialise(config.seed)
 
     @torch.no_grad()
@@ -117,33 +144,23 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         """
         grid = check_grid(grid)
         cells = grid if cells is None else check_grid(cells, "cells")
-        budget = self.config.budget if budget is None else check_budget(budget)
-        frames = self._check(tokens, words, grid, cells, picture, word_mask, previous)
-        batch = tokens.shape[0]
-        size = (cells[1], cells[2])
-
-        texture = self._texture(tokens, grid, cells, frames, previous)
-        shape = (batch, *cells)
-        information = self.information(texture).view(shape)
-        perspectival = self.perspectival(texture).view(shape)
-        participation = self.participatory(texture, tokens, words, grid, word_mask)
-        balance = self.balancer(information, perspectival, participation)
-        with torch.no_grad():
-            structure = None
-            if frames is not None:
-                structure = picture_structure(texture[:, self._structure]).view(batch, -1).amax(dim=1)
-            if cells == grid:
-                features = tokens
-            else:  # [B * t, C, h, w] -> [B, N, C]
-                features = texture.view(batch, cells[0], -1, *size).transpose(1, 2).flatten(2).mT
-        plan = self.allocator.plan(
-            balance.relevance, features, balance.tensions, budget, structure, participation.match.detach()
-        )
-        allocation = gather_plan(plan, self._fetch(plan.report, tokens, words, frames))
+        count = resolve_budget(self.config.budget if budget is None else budget, cell_count(cells))
+        frames = check_inputs(self.config, tokens, words, grid, cells, picture, word_mask, previous)
+        wanted: Budget = "auto" if count is None else count
+        settings = (grid, cells, wanted, previous)
+        inputs = (tokens, words, word_mask, frames)
+        if self._may_replay(tokens, frames, previous):
+            weights = tuple(parameter.data_ptr() for parameter in self.parameters())
+            decision: Decision = self._graphs(self._decide, inputs, (*settings, weights))
+        else:
+            decision = self._decide(*inputs, *settings)
+        report = read_report(decision.report, tokens.shape[0], frames is not None)
+        plan = Plan(decision.indices, decision.mask, decision.budgets, decision.report)
+        allocation = finish_plan(plan, report, cell_count(cells))
 
         index = allocation.indices
         positions = torch.stack(
-            [index // (size[0] * size[1]), index // size[1] % size[0], index % size[1]], dim=-1
+            [index // (cells[1] * cells[2]), index // cells[2] % cells[1], index % cells[2]], dim=-1
         )  # [B, K, 3]
         kept = None
         if cells == grid:
@@ -155,14 +172,72 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
             mask=allocation.mask,
             budgets=allocation.budgets,
             num_kept=allocation.num_kept,
-            relevance=balance.relevance,
-            scores=dict(zip(SCORES, (information, perspectival, participation.score), strict=True)),
-            weights=balance.weights,
-            tensions=balance.tensions,
+            relevance=decision.relevance,
+            scores=dict(zip(SCORES, decision.scores.unbind(dim=1), strict=True)),
+            weights=decision.weights,
+            tensions=decision.tensions,
             strategy=allocation.strategy,
             reason=allocation.reason,
-            texture=texture.view(batch, cells[0], -1, *size) if details else None,
-            word_pull=participation.pull if details else None,
+            texture=decision.texture if details else None,
+            word_pull=decision.pull if details else None,
+        )
+
+    def _may_replay(self, tokens: Tensor, frames: Tensor | None, previous: PreviousFrame | None) -> bool:
+        """Whether a CUDA graph can stand in: inference on plain inputs that are not too large to keep a copy of."""
+        return (
+            self.use_graphs
+            and tokens.is_cuda
+            and not torch.is_grad_enabled()
+            and not torch.is_autocast_enabled("cuda")
+            and not torch.compiler.is_compiling()
+            and not torch.cuda.is_current_stream_capturing()
+            and previous is None
+            and self.text_detector is None
+            and (frames is None or frames.numel() <= 3 * MOST_REPLAYED_PIXELS)
+        )
+
+    def _decide(
+        self,
+        tokens: Tensor,
+        words: Tensor,
+        word_mask: Tensor | None,
+        frames: Tensor | None,
+        grid: Grid,
+        cells: Grid,
+        budget: Budget,
+        previous: PreviousFrame | None,
+        weights: object = None,
+    ) -> Decision:
+        """All of the work, without once waiting for the device; `weights` only tells recordings apart."""
+        batch, shape = tokens.shape[0], (tokens.shape[0], *cells)
+        texture = self._texture(tokens, grid, cells, frames, previous)
+        information = self.information(texture).view(shape)
+        perspectival = self.perspectival(texture).view(shape)
+        participation = self.participatory(texture, tokens, words, grid, word_mask)
+        balance = self.balancer(information, perspectival, participation)
+        by_frame = texture.view(batch, cells[0], -1, cells[1], cells[2])
+        with torch.no_grad():
+            structure = None
+            if frames is not None:
+                seen = texture.index_select(1, self.structure_channels)
+                structure = picture_structure(seen).view(batch, -1).amax(dim=1)
+            # [B, t, C, h, w] -> [B, N, C]
+            features = tokens if cells == grid else by_frame.transpose(1, 2).flatten(2).mT
+            extremes = input_extremes(tokens, words, frames)
+        plan = self.allocator.plan(
+            balance.relevance, features, balance.tensions, budget, structure, participation.match.detach()
+        )
+        return Decision(
+            scores=torch.stack([information, perspectival, participation.score], dim=1),
+            relevance=balance.relevance,
+            weights=balance.weights,
+            tensions=balance.tensions,
+            indices=plan.indices,
+            mask=plan.mask,
+            budgets=plan.budgets,
+            report=torch.cat([extremes, plan.report.flatten()]),
+            texture=by_frame,
+            pull=participation.pull,
         )
 
     def _texture(
@@ -198,72 +273,6 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
             gestalt_tokens=self.config.gestalt_tokens,
             check_values=False,
         ).float()
-
-    def _check(
-        self,
-        tokens: Tensor,
-        words: Tensor,
-        grid: Grid,
-        cells: Grid,
-        picture: Tensor | None,
-        word_mask: Tensor | None,
-        previous: PreviousFrame | None,
-    ) -> Tensor | None:
-        """Refuse shapes that do not fit; returns the frames `[B * t, 3, H, W]`."""
-        width = self.config.hidden_size
-        if tokens.ndim != 3 or tokens.shape[1:] != (cell_count(grid), width) or tokens.shape[0] == 0:
-            raise ValueError(
-                f"`tokens` must have shape [B, {cell_count(grid)}, {width}] for grid {grid} and this layer, "
-                f"got {tuple(tokens.shape)}"
-            )
-        batch = tokens.shape[0]
-        if words.ndim != 3 or words.shape[0] != batch or words.shape[2] != width or words.shape[1] == 0:
-            raise ValueError(f"`words` must have shape [{batch}, Q, {width}] with Q >= 1, got {tuple(words.shape)}")
-        if words.dtype != tokens.dtype:
-            raise TypeError(f"`words` and `tokens` must have one dtype, got {words.dtype} and {tokens.dtype}")
-        if word_mask is not None and (word_mask.shape != words.shape[:2] or word_mask.dtype != torch.bool):
-            raise ValueError(
-                f"`word_mask` must be bool of shape {tuple(words.shape[:2])}, got {word_mask.dtype} "
-                f"{tuple(word_mask.shape)}"
-            )
-        if cells[0] != grid[0]:
-            raise ValueError(f"`cells` must have the {grid[0]} frames of `grid`, got {cells[0]}")
-        if previous is not None and (grid[0] > 1 or picture is None):
-            raise ValueError("`previous` belongs to single frames with their picture; a clip carries its own past")
-        if picture is None:
-            return None
-        if picture.ndim == 4 and cells[0] == 1:
-            picture = picture[:, None]
-        if picture.ndim != 5 or picture.shape[:3] != (batch, cells[0], 3):
-            raise ValueError(
-                f"`picture` must have shape [{batch}, {cells[0]}, 3, H, W]"
-                f"{' or [B, 3, H, W]' if cells[0] == 1 else ''}, got {tuple(picture.shape)}"
-            )
-        height, columns = picture.shape[-2:]
-        if height * columns > self.config.max_image_pixels:
-            raise ValueError(
-                f"`picture` has {height * columns:,} pixels, the limit is {self.config.max_image_pixels:,}; "
-                "downsample it or raise `max_image_pixels`"
-            )
-        return picture.flatten(0, 1)
-
-    @staticmethod
-    def _fetch(report: Tensor, tokens: Tensor, words: Tensor, frames: Tensor | None) -> list[list[float]]:
-        """The one transfer of a call: lengths and reasons, and whether the inputs were finite and in range."""
-        inputs = {"tokens": tokens, "words": words}
-        if frames is not None:
-            inputs["picture"] = frames
-        extremes = [end.float() for value in inputs.values() for end in torch.aminmax(value.detach())]
-        columns = report.shape[1]
-        values: list[float] = torch.cat([torch.stack(extremes), report.flatten()]).tolist()
-        for place, name in enumerate(inputs):
-            low, high = values[2 * place : 2 * place + 2]
-            if name == "picture":
-                raise_for_range(low, high, name)
-            elif not (math.isfinite(low) and math.isfinite(high)):
-                raise ValueError(f"`{name}` contains NaN or infinity; check the model's dtype and inputs")
-        rest = values[2 * len(inputs) :]
-        return [rest[start : start + columns] for start in range(0, len(rest), columns)]
 
     def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:
         """Choose tokens of pictures of any sizes; those of one size go through the layer together."""

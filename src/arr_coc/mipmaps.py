@@ -23,15 +23,24 @@ LUMA = (0.299, 0.587, 0.114)
 
 def halve(x: Tensor) -> Tensor:
     """Mean over 2x2 blocks; an odd border is averaged over what is there."""
-    return F.avg_pool2d(x, 2, ceil_mode=True, count_include_pad=False)
+    height, width = x.shape[-2:]
+    if height % 2 or width % 2:
+        return F.avg_pool2d(x, 2, ceil_mode=True, count_include_pad=False)
+    # at one half, bilinear sampling is exactly the mean of four, by a kernel five times faster on a CPU
+    return F.interpolate(x, size=(height // 2, width // 2), mode="bilinear", align_corners=False)
 
 
 def pool_to(x: Tensor, size: tuple[int, int]) -> Tensor:
-    """`adaptive_avg_pool2d`, by the much faster fixed kernel where the sizes divide."""
+    """`adaptive_avg_pool2d`; where the sizes divide, by plain means, which are several times faster."""
     rows, columns = x.shape[-2] // size[0], x.shape[-1] // size[1]
-    if (rows * size[0], columns * size[1]) == tuple(x.shape[-2:]):
-        return x if rows == columns == 1 else F.avg_pool2d(x, (rows, columns))
-    return F.adaptive_avg_pool2d(x, size)
+    if (rows * size[0], columns * size[1]) != tuple(x.shape[-2:]):
+        return F.adaptive_avg_pool2d(x, size)
+    lead = x.shape[:-2]
+    if rows > 1:
+        x = x.reshape(*lead, size[0], rows, -1).mean(dim=-2)  # [..., h, W]
+    if columns > 1:
+        x = x.reshape(*lead, size[0], size[1], columns).mean(dim=-1)  # [..., h, w]
+    return x
 
 
 def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
@@ -55,10 +64,14 @@ def _sobel_kernel(device: torch.device) -> Tensor:
         return torch.stack([x, x.T])[:, None]  # [2, 1, 3, 3]
 
 
-def gradient(intensity: Tensor) -> Tensor:
-    """Sobel derivatives `[B, 2, H, W]` (x, y) of `[B, 1, H, W]` in [0, 1]; a unit step gives 0.5."""
+def gradient(intensity: Tensor) -> tuple[Tensor, Tensor]:
+    """Sobel derivatives `[B, 2, H, W]` (x, y) of `[B, 1, H, W]` in [0, 1], and their length `[B, 1, H, W]`.
+
+    A unit step gives 0.5.
+    """
     padded = F.pad(intensity, (1, 1, 1, 1), mode="replicate")
-    return F.conv2d(padded, _sobel_kernel(intensity.device))
+    both = F.conv2d(padded, _sobel_kernel(intensity.device))
+    return both, torch.hypot(both[:, :1], both[:, 1:])
 
 
 @dataclass(frozen=True)
@@ -147,8 +160,8 @@ def build_mipmaps(picture: Tensor, grid: tuple[int, int], coarsest: int) -> Mipm
         current = halve(current)
         moments.append(current)
     colour = picture
-    if level:
-        colour = F.avg_pool2d(picture, 2**level, ceil_mode=True, count_include_pad=False)
+    for _ in range(level):
+        colour = halve(colour)
     cells = pool_to(picture, grid) if picture.dtype == torch.float32 else pool_to(picture, grid).float()
     return Mipmaps(cells=cells, colour=colour.float(), moments=tuple(moments), level=level)
 

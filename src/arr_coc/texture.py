@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arr_coc.config import CHANNEL_SETS, ChannelSet
-from arr_coc.mipmaps import Mipmaps, build_mipmaps, gradient, luminance, pool_to
+from arr_coc.mipmaps import Mipmaps, build_mipmaps, gradient, halve, luminance, pool_to
 from arr_coc.patches import patches_from_picture, picture_from_patches
 from arr_coc.saliency import (
     centre_surround,
@@ -159,11 +159,10 @@ def generate_texture_array(
 
 
 def _core_channels(maps: Mipmaps) -> Tensor:
-    gradients = gradient(maps.intensity)  # [B, 2, H / f, W / f]
-    magnitude = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
+    gradients, magnitude = gradient(maps.intensity)
     signed = (0.5 + pool_to(gradients, maps.grid)).clamp_(0, 1)
     strength = (2 * pool_to(magnitude, maps.grid)).clamp_(max=1)
-    contrast = centre_surround(_features(maps, gradients), maps.grid)
+    contrast = centre_surround(_features(maps, gradients, magnitude), maps.grid)
     place = _positions(maps.grid, maps.cells.device)[:, :2].expand(maps.cells.shape[0], -1, -1, -1)
     return torch.cat(
         [maps.cells, place, signed, strength, contrast, maps.cell_deviation(), colour_rarity(maps.cells)], dim=1
@@ -172,13 +171,12 @@ def _core_channels(maps: Mipmaps) -> Tensor:
 
 def _full_channels(maps: Mipmaps, before: Tensor, text: Tensor | None, octave: float) -> tuple[Tensor, Tensor]:
     """Channels before and after the semantic ones; `before` is motion and the five temporal maps."""
-    gradients = gradient(maps.intensity)
-    magnitude = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
+    gradients, magnitude = gradient(maps.intensity)
     edges = (2 * pool_to(magnitude, maps.grid)).clamp_(max=1)
     high = maps.deviation(maps.level + 1)
     grey = pool_to(maps.intensity, maps.grid)
     low = F.avg_pool2d(grey, 3, stride=1, padding=1, count_include_pad=False)
-    contrast = centre_surround(_features(maps, gradients), maps.grid)
+    contrast = centre_surround(_features(maps, gradients, magnitude), maps.grid)
     saliency = contrast.mean(dim=1, keepdim=True) * (0.5 + 0.5 * colour_rarity(maps.cells))
     clusters = cluster_cells(torch.cat([grey, opponent_colours(maps.cells), edges, high], dim=1))
     place = _positions(maps.grid, maps.cells.device).expand(maps.cells.shape[0], -1, -1, -1)
@@ -190,9 +188,9 @@ def _full_channels(maps: Mipmaps, before: Tensor, text: Tensor | None, octave: f
     return torch.cat(left, dim=1), torch.cat(right, dim=1)
 
 
-def _features(maps: Mipmaps, gradients: Tensor) -> Tensor:
+def _features(maps: Mipmaps, gradients: Tensor, magnitude: Tensor) -> Tensor:
     """Intensity, opponent colours (halved into the same range) and orientation `[B, 5, H / f, W / f]`."""
-    return torch.cat([maps.intensity, opponent_colours(maps.colour) / 2, 2 * orientation(gradients)], dim=1)
+    return torch.cat([maps.intensity, opponent_colours(maps.colour) / 2, 2 * orientation(gradients, magnitude)], dim=1)
 
 
 @lru_cache(maxsize=32)
@@ -217,8 +215,10 @@ def _temporal(maps: Mipmaps, image: Tensor, previous: PreviousFrame) -> Tensor:
         raise ValueError(
             f"`previous` must have the picture's shape {tuple(image.shape)}, got {tuple(previous.picture.shape)}"
         )
-    factor = 2**maps.level
-    last = luminance(F.avg_pool2d(previous.picture, factor, ceil_mode=True, count_include_pad=False))
+    reduced = previous.picture
+    for _ in range(maps.level):
+        reduced = halve(reduced)
+    last = luminance(reduced)
     motion = (2 * pool_to((maps.intensity - last).abs_(), maps.grid)).clamp_(max=1)  # [B, 1, h, w]
     zeros = torch.zeros_like(motion)
     expected = (motion.shape[0], *maps.grid)

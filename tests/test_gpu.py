@@ -1,0 +1,113 @@
+"""Checks that need a CUDA device: `make test-gpu`."""
+
+import copy
+
+import pytest
+import torch
+
+from arr_coc import ARRCOCConfig, ARRCOCLayer, generate_texture_array
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture(name="layer")
+def make_layer():
+    return ARRCOCLayer(ARRCOCConfig(hidden_size=128)).cuda().eval()
+
+
+def inputs(seed, grid=(12, 20), batch=2, words=6, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randn(batch, grid[0] * grid[1], 128, generator=generator)
+    query = torch.randn(batch, words, 128, generator=generator)
+    picture = torch.rand(batch, 3, grid[0] * 32, grid[1] * 32, generator=generator)
+    return tokens.cuda().to(dtype), query.cuda().to(dtype), picture.cuda()
+
+
+def run(layer, data, **kwargs):
+    tokens, words, picture = data
+    return layer(tokens, words, grid=(12, 20), picture=picture, details=True, **kwargs)
+
+
+def assert_same(one, other):
+    for name in ("positions", "mask", "num_kept"):
+        assert torch.equal(getattr(one, name), getattr(other, name)), name
+    for name in ("tokens", "budgets", "relevance", "weights", "tensions", "texture", "word_pull"):
+        torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=1e-4, atol=1e-4)
+    assert (one.strategy, one.reason) == (other.strategy, other.reason)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("budget", [1, 1.0, 0.25, 64, "auto"])
+def test_replayed_graphs_equal_plain_calls(layer, budget, dtype):
+    with torch.inference_mode():
+        data = [inputs(seed, dtype=dtype) for seed in range(4)]
+        replayed = [run(layer, one, budget=budget) for one in data]  # plain, recorded, replayed, replayed
+        layer.use_graphs = False
+        for one, output in zip(data, replayed, strict=True):
+            assert_same(output, run(layer, one, budget=budget))
+
+
+def test_a_later_call_does_not_overwrite_an_earlier_result(layer):
+    with torch.inference_mode():
+        for seed in range(3):
+            first = run(layer, inputs(seed))
+        before = first.relevance.clone()
+        run(layer, inputs(9))
+        assert torch.equal(first.relevance, before)
+
+
+def test_graphs_see_changed_weights_and_survive_a_copy(layer):
+    data = inputs(0)
+    with torch.no_grad():
+        for _ in range(3):
+            before = run(layer, data).relevance
+        layer.balancer.neutral.add_(torch.tensor([3.0, -3, -3, 0, 0, 0], device="cuda"))
+        after = run(layer, data).relevance
+        assert not torch.allclose(before, after)
+        torch.testing.assert_close(run(copy.deepcopy(layer), data).relevance, after)
+
+
+def test_bad_inputs_are_refused_when_replayed(layer):
+    tokens, words, picture = inputs(0)
+    with torch.no_grad():
+        for _ in range(3):
+            layer(tokens, words, grid=(12, 20), picture=picture)
+        tokens[0, 3, 5] = torch.nan
+        with pytest.raises(ValueError, match="`tokens` contains NaN"):
+            layer(tokens, words, grid=(12, 20), picture=picture)
+        tokens[0, 3, 5] = 0
+        layer(tokens, words, grid=(12, 20), picture=picture)
+
+
+def test_gradients_flow_on_the_device(layer):
+    tokens, words, picture = inputs(0)
+    layer(tokens, words, grid=(12, 20), picture=picture).tokens.square().sum().backward()
+    assert layer.information.channel_logits.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("channels", ["core", "full"])
+def test_texture_equals_that_of_the_cpu(channels):
+    picture = torch.rand(2, 3, 200, 333, generator=torch.Generator().manual_seed(1))
+    here = generate_texture_array(picture, (7, 11), channels)
+    there = generate_texture_array(picture.cuda(), (7, 11), channels)
+    torch.testing.assert_close(there.cpu(), here, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_a_call_waits_for_the_device_once(layer, graphs):
+    layer.use_graphs = graphs
+    data = inputs(0)
+    with torch.no_grad():
+        for _ in range(3):
+            run(layer, data)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            with pytest.warns(UserWarning, match="synchroniz") as waits:
+                run(layer, data)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert len([wait for wait in waits if "synchroniz" in str(wait.message)]) == 1
