@@ -8,7 +8,7 @@ IMAGE    ?= src/arr_coc/assets/astronaut.jpg
 QUESTION ?= what is written on the orange suit?
 OUT      ?= sheet.png
 
-.PHONY: help look test lint format bench clean
+.PHONY: help look test test-gpu lint format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -17,7 +17,10 @@ look: $(VENV)/core.stamp  ## draw where a question makes the system look (IMAGE=
 	$(BIN)/arr-coc look "$(IMAGE)" "$(QUESTION)" --out "$(OUT)"
 
 test: lint  ## ruff, mypy --strict, pytest
-	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+	$(BIN)/python -m pytest -q -n 2 -m "not gpu"
+
+test-gpu: $(VENV)/dev.stamp  ## what needs a CUDA device
+	$(BIN)/python -m pytest -q -m gpu
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

@@ -13,6 +13,7 @@ import json
 import platform
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -78,30 +79,31 @@ class Clock:
         self.synchronise()
         return 1e3 * (time.perf_counter() - start)
 
-    def measure(self, call: Callable[[], object], repeats: int, warm_up: int) -> dict[str, float | int | None]:
+    def peak(self, call: Callable[[], object]) -> float | None:
+        """Megabytes that a plain call takes beyond its inputs; a replayed graph holds about as much for good."""
+        if not self.cuda:
+            return None
+        call()
+        gc.collect()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        torch.cuda.synchronize()
+        return round((torch.cuda.max_memory_allocated() - before) / 1e6, 1)
+
+    def measure(self, call: Callable[[], object], repeats: int, warm_up: int) -> dict[str, float | int]:
         for _ in range(warm_up):
             call()
-        peak = None
-        if self.cuda:
-            gc.collect()
-            torch.cuda.synchronize()
-            before = torch.cuda.memory_allocated()
-            torch.cuda.reset_peak_memory_stats()
-            call()
-            torch.cuda.synchronize()
-            peak = round((torch.cuda.max_memory_allocated() - before) / 1e6, 1)
         times = sorted(self.once(call) for _ in range(repeats))
         low, high = (statistics.quantiles(times, n=4)[::2]) if repeats > 1 else (times[0], times[0])
-        return {
-            "median_ms": round(statistics.median(times), 3),
-            "iqr_ms": round(high - low, 3),
-            "repeats": repeats,
-            "peak_mb": peak,
-        }
+        return {"median_ms": round(statistics.median(times), 3), "iqr_ms": round(high - low, 3), "repeats": repeats}
 
 
-def stages(layer: ARRCOCLayer, grid: tuple[int, int], batch: int, device: torch.device, dtype: torch.dtype):
-    """The calls to be timed, by name."""
+def stages(
+    layer: ARRCOCLayer, grid: tuple[int, int], batch: int, device: torch.device, dtype: torch.dtype, replay: bool
+) -> dict[str, Callable[[], object]]:
+    """The calls to be timed, by name; each runs as it does inside the layer, as a CUDA graph where that uses one."""
     height, width = grid[0] * CELL, grid[1] * CELL
     generator = torch.Generator(device).manual_seed(0)
     picture = torch.rand(batch, 3, height, width, device=device, generator=generator)
@@ -131,12 +133,11 @@ def stages(layer: ARRCOCLayer, grid: tuple[int, int], batch: int, device: torch.
     def finished(plan):
         return finish_plan(plan, plan.report.tolist(), grid[0] * grid[1])
 
-    # each stage runs as it does inside the layer: as a CUDA graph where the layer would use one
-    graphs = GraphCache(limit=16)
-    replay = layer.use_graphs and device.type == "cuda" and batch * height * width <= MOST_REPLAYED_PIXELS
+    graphs: dict[str, GraphCache] = defaultdict(GraphCache)
+    replay = replay and device.type == "cuda" and batch * height * width <= MOST_REPLAYED_PIXELS
 
     def run(function, *tensors):
-        return graphs(function, tensors, (function.__name__,)) if replay else function(*tensors)
+        return graphs[function.__name__](function, tensors, ()) if replay else function(*tensors)
 
     class Wrapped(NamedTuple):
         texture: torch.Tensor
@@ -196,7 +197,6 @@ def main(
     clock = Clock(target)
     torch.manual_seed(0)
     layer = ARRCOCLayer(ARRCOCConfig(hidden_size=WIDTH)).to(target).eval()
-    layer.use_graphs = graphs
     vision = None
     if encoder:
         with torch.device(target):
@@ -211,8 +211,14 @@ def main(
                     runs = (7, 2) if cuda else (1, 0)
                     reference = clock.measure(encoder_call(vision, grid, batch), *runs)
                 print(f"\ngrid {grid[0]}x{grid[1]}, {grid[1] * CELL}x{grid[0] * CELL} pixels, batch {batch}")
-                for name, call in stages(layer, grid, batch, target, dtype).items():
+                layer.use_graphs = False
+                plain = stages(layer, grid, batch, target, dtype, replay=False)
+                peaks = {name: clock.peak(call) for name, call in plain.items()}
+                del plain
+                layer.use_graphs = graphs
+                for name, call in stages(layer, grid, batch, target, dtype, replay=graphs).items():
                     row = {"stage": name, "grid": list(grid), "batch": batch, **clock.measure(call, repeats, 3)}
+                    row["peak_mb"] = peaks[name]
                     share = None
                     if reference is not None:
                         share = round(row["median_ms"] / reference["median_ms"], 4)

@@ -3,20 +3,27 @@
 The data path is the file list: `texture` -> `knowing` -> `balancing` -> `attending` -> `layer`.
 """
 
+from typing import TYPE_CHECKING
+
 from arr_coc._version import __version__
-from arr_coc.config import ARRCOCConfig
-from arr_coc.layer import ARRCOCLayer
-from arr_coc.patches import patches_from_picture, picture_from_patches
-from arr_coc.selecting import (
-    ARRCOCOutput,
-    Selection,
-    TokenSelector,
-    VisualQuery,
-    create_selector,
-    list_selectors,
-    register_selector,
-)
-from arr_coc.texture import CHANNELS, PreviousFrame, generate_texture_array
+
+if TYPE_CHECKING:
+    from arr_coc._exports import (
+        CHANNELS,
+        ARRCOCConfig,
+        ARRCOCLayer,
+        ARRCOCOutput,
+        PreviousFrame,
+        Selection,
+        TokenSelector,
+        VisualQuery,
+        create_selector,
+        generate_texture_array,
+        list_selectors,
+        patches_from_picture,
+        picture_from_patches,
+        register_selector,
+    )
 
 __all__ = [
     "CHANNELS",
@@ -35,3 +42,16 @@ __all__ = [
     "picture_from_patches",
     "register_selector",
 ]
+
+
+def __getattr__(name: str) -> object:
+    # torch takes seconds to import: `arr-coc --help` and usage errors should not wait for it
+    if name not in __all__:
+        raise AttributeError(f"module 'arr_coc' has no attribute {name!r}")
+    from arr_coc import _exports
+
+    return getattr(_exports, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

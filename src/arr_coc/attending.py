@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from arr_coc.config import ARRCOCConfig, Budget, Grid, check_budget
+from arr_coc.knowing import unit_rows
 
 # A plain softmax over a thousand scores in [0, 1] is nearly uniform and would always ask for the most tokens.
 SHARPNESS = 20.0
@@ -249,7 +250,7 @@ class TokenAllocator(nn.Module):
         value, index = value[:, :candidates], index[:, :candidates]  # [B, M], most relevant first
         centred = features - features.mean(dim=1, keepdim=True)
         picked = centred.gather(1, index[:, :, None].expand(-1, -1, features.shape[-1]))
-        picked = F.normalize(picked, dim=-1)
+        picked = unit_rows(picked)
         alike = ((picked @ picked.mT).float() - DUPLICATE).clamp_(min=0).div_(1 - DUPLICATE).triu_(1)  # [B, M, M]
         repeated = alike.amax(dim=1)  # how much each candidate itself repeats a better one
         # a duplicate counts less against others if it is to be dropped itself

@@ -86,7 +86,7 @@ class AdaptiveTensionBalancer(nn.Module):
         """Weigh maps `[B, t, h, w]` into one relevance."""
         shape = information.shape
         maps = torch.stack([information, perspectival, participation.score], dim=1).flatten(2)  # [B, 3, N]
-        low, high = maps.aminmax(dim=-1)  # [B, 3]
+        low, high = maps.amin(dim=-1), maps.amax(dim=-1)  # [B, 3]
         mean = maps.mean(dim=-1)
         deviation = ((maps - mean[..., None]).square().mean(dim=-1) + 1e-8).sqrt()  # no infinite slope at a flat map
         strength = ((high - mean) / self.ordinary).clamp(max=2)

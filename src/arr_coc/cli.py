@@ -16,7 +16,6 @@ from arr_coc._version import __version__
 
 if TYPE_CHECKING:
     from arr_coc.config import Budget
-    from arr_coc.selecting import ARRCOCOutput
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -79,16 +78,14 @@ def look(
         wanted = _parse_budget(budget)
         if out is None and not as_json:
             out = Path("sheet.png")
-        facts, output = _look(image, question, channels, wanted, out)
+        facts = _look(image, question, channels, wanted, out)
         if as_json:
             typer.echo(json.dumps(facts))
         else:
-            _print(facts, output)
+            _print(facts)
 
 
-def _look(
-    path: Path, question: str, channels: str, budget: Budget, out: Path | None
-) -> tuple[dict[str, Any], ARRCOCOutput]:
+def _look(path: Path, question: str, channels: str, budget: Budget, out: Path | None) -> dict[str, Any]:
     # torch is imported only now, so that help and usage errors come at once
     import torch
 
@@ -103,6 +100,8 @@ def _look(
     words = standin.split_words(question)
     if out is not None:
         check_target(out)
+        if out.exists() and path.exists() and out.samefile(path):
+            raise ValueError(f"{out} is the picture itself; give another --out")
     config = ARRCOCConfig(hidden_size=standin.WIDTH, channels=channels)  # type: ignore[arg-type]  # checked there
     opened = open_picture(path, config.max_image_pixels)
     fitted, grid = fit_to_cells(opened.image)
@@ -116,11 +115,10 @@ def _look(
     if fitted.size != opened.image.size:
         was, now = opened.image.size, fitted.size
         notes.append(f"The picture was resized from {was[0]}x{was[1]} to {now[0]}x{now[1]} pixels, whole tokens.")
-    notes += [f"The picture was {note}." if note.startswith("conv") else f"{note[0].upper()}{note[1:]}."
-              for note in opened.notes]  # fmt: skip
+    notes += [f"The picture {note}." for note in opened.notes]
     if out is not None:
         save_image(draw_sheet(fitted, question.strip(), output, channels, tuple(notes)), out)
-    facts = {
+    return {
         "image": str(path),
         "question": question,
         "grid": list(grid),
@@ -135,15 +133,14 @@ def _look(
         "notes": notes,
         "sheet": None if out is None else str(out),
     }
-    return facts, output
 
 
 def _rounded(values: list[float]) -> list[float]:
     return [round(value, 4) for value in values]
 
 
-def _print(facts: dict[str, Any], output: ARRCOCOutput) -> None:
-    console = Console(highlight=False)
+def _print(facts: dict[str, Any]) -> None:
+    console = Console(highlight=False, markup=False, emoji=False)
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold")
     table.add_column()
@@ -155,9 +152,9 @@ def _print(facts: dict[str, Any], output: ARRCOCOutput) -> None:
     table.add_row("words", f"{known} (those the stand-in knows)")
     for note in facts["notes"]:
         table.add_row("note", note)
-    if facts["sheet"]:
-        table.add_row("sheet", facts["sheet"])
     console.print(table)
+    if facts["sheet"]:
+        typer.echo(f"sheet     {facts['sheet']}")  # not in the table: a path must never be wrapped
 
 
 def main() -> None:

@@ -37,7 +37,13 @@ _SPREAD = {"core": "local_variance", "full": "high_pass"}
 
 HISTOGRAM_BINS = 12
 # Width in cosine over which a word's pull goes smoothly from nothing to its cosine.
-PULL_SOFTNESS = 0.05
+PULL_SOFTNESS = 0.02
+
+
+def unit_rows(x: Tensor) -> Tensor:
+    """Rows of length 1; zero rows stay zero, also in half precision, where the usual epsilon is itself zero."""
+    length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    return x / length.clamp(min=1e-6).to(x.dtype)
 
 
 class InformationScorer(nn.Module):
@@ -187,7 +193,8 @@ class ParticipatoryScorer(nn.Module):
         self.read_words = nn.Linear(width, rank, bias=False)
         self.read_texture = nn.Conv2d(len(CHANNELS[config.channels]), rank, 1)
         self.agree = nn.Parameter(torch.zeros(rank, rank))
-        self.mix_logits = nn.Parameter(torch.zeros(3))  # maximum, mean, sum
+        # maximum, mean, sum; a token between two words has a cosine of 0.7 with each, so that the sum counts most
+        self.mix_logits = nn.Parameter(torch.tensor([0.0, 0.0, 1.2]))
 
     def forward(
         self, texture: Tensor, tokens: Tensor, words: Tensor, grid: Grid, word_mask: Tensor | None = None
@@ -207,10 +214,9 @@ class ParticipatoryScorer(nn.Module):
         if word_mask is None:
             word_mask = torch.ones(batch, count, dtype=torch.bool, device=words.device)
         valid = word_mask[:, :, None]  # [B, Q, 1]
-        length = torch.linalg.vector_norm(tokens, dim=-1, dtype=torch.float32).clamp(min=1e-6)  # [B, N]
         word_length = torch.linalg.vector_norm(words, dim=-1, dtype=torch.float32).clamp(min=1e-6)  # [B, Q]
-        cosine = (words @ tokens.mT).float() / word_length[:, :, None] / length[:, None]  # [B, Q, N]
-        unit = tokens / length[:, :, None].to(tokens.dtype)
+        unit = unit_rows(tokens)
+        cosine = (words @ unit.mT).float() / word_length[:, :, None]  # [B, Q, N]
         read = F.linear(unit, self.read_tokens.weight.to(tokens.dtype)).float()  # [B, N, R]
         asked = F.linear(words, self.read_words.weight.to(words.dtype)).float() / word_length[:, :, None]  # [B, Q, R]
         gestalt = read.mean(dim=1)

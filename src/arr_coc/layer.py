@@ -17,7 +17,8 @@ from arr_coc.balancing import SCORES, AdaptiveTensionBalancer
 from arr_coc.checking import check_inputs, input_extremes, read_report
 from arr_coc.config import ARRCOCConfig, Budget, Grid, cell_count, check_grid
 from arr_coc.graphs import GraphCache
-from arr_coc.knowing import InformationScorer, ParticipatoryScorer, PerspectivalScorer
+from arr_coc.knowing import InformationScorer, ParticipatoryScorer, PerspectivalScorer, unit_rows
+from arr_coc.mipmaps import resize
 from arr_coc.saving import PretrainedModule
 from arr_coc.selecting import ARRCOCOutput, Selection, TokenSelector, VisualQuery, register_selector
 from arr_coc.texture import (
@@ -247,12 +248,11 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         size = (cells[1], cells[2])
         semantic = None
         if self.project is not None:
-            unit = F.normalize(tokens, dim=-1)
-            seen = F.linear(unit, self.project.weight.to(tokens.dtype)).float()  # [B, N, 16]
+            seen = F.linear(unit_rows(tokens), self.project.weight.to(tokens.dtype)).float()  # [B, N, 16]
             # a projection of a unit vector has deviation 1 / sqrt(D); two of them reach 0 and 1
             seen = torch.sigmoid(seen * math.sqrt(self.config.hidden_size))
             seen = seen.view(-1, grid[1], grid[2], SEMANTIC_CHANNELS).permute(0, 3, 1, 2)  # [B * t, 16, h, w]
-            semantic = F.interpolate(seen, size=size, mode="bilinear") if cells != grid else seen
+            semantic = resize(seen, size)
         if frames is None:
             table = CHANNELS[self.config.channels]
             blank = torch.zeros(tokens.shape[0] * cells[0], len(table), *size, device=tokens.device)

@@ -24,7 +24,7 @@ LUMA = (0.299, 0.587, 0.114)
 def halve(x: Tensor) -> Tensor:
     """Mean over 2x2 blocks; an odd border is averaged over what is there."""
     height, width = x.shape[-2:]
-    if height % 2 or width % 2:
+    if x.is_cuda or height % 2 or width % 2:
         return F.avg_pool2d(x, 2, ceil_mode=True, count_include_pad=False)
     # at one half, bilinear sampling is exactly the mean of four, by a kernel five times faster on a CPU
     return F.interpolate(x, size=(height // 2, width // 2), mode="bilinear", align_corners=False)
@@ -43,11 +43,30 @@ def pool_to(x: Tensor, size: tuple[int, int]) -> Tensor:
     return x
 
 
+@lru_cache(maxsize=256)
+def _bilinear_weights(source: int, target: int, device: torch.device) -> Tensor:
+    """Matrix `[target, source]` of bilinear sampling along one side, pixel centres aligned."""
+    with torch.inference_mode(False):  # a cached tensor must also serve calls outside inference mode
+        place = ((torch.arange(target) + 0.5) * (source / target) - 0.5).clamp(0, source - 1)
+        low = place.long().clamp(max=max(0, source - 2))
+        weights = torch.zeros(target, source)
+        rows = torch.arange(target)
+        weights[rows, low] = 1 - (place - low)
+        weights[rows, (low + 1).clamp(max=source - 1)] += place - low
+        return weights.to(device)
+
+
 def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
-    """Bilinear resize, a no-op at the same size."""
-    if tuple(x.shape[-2:]) == size:
-        return x
-    return F.interpolate(x, size=size, mode="bilinear", align_corners=False)
+    """Bilinear resize of small float32 maps `[..., h, w]`, a no-op at the same size.
+
+    Two matrix products: with many channels far faster on CUDA than `interpolate`, and with a deterministic backward.
+    """
+    height, width = x.shape[-2:]
+    if height != size[0]:
+        x = _bilinear_weights(height, size[0], x.device) @ x
+    if width != size[1]:
+        x = x @ _bilinear_weights(width, size[1], x.device).mT
+    return x
 
 
 def luminance(colour: Tensor) -> Tensor:
@@ -59,7 +78,7 @@ def luminance(colour: Tensor) -> Tensor:
 
 @lru_cache(maxsize=32)
 def _sobel_kernel(device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # a cached tensor must also serve calls outside inference mode
+    with torch.inference_mode(False):
         x = torch.tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]], device=device) / 8
         return torch.stack([x, x.T])[:, None]  # [2, 1, 3, 3]
 

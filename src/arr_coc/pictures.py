@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,11 +33,16 @@ class Picture:
 
 
 @contextmanager
-def _own_limit() -> Iterator[None]:
-    """Pillow's bomb limit is below ours; ours is checked on the header, so that its own is lifted meanwhile."""
-    with _limit_lock:
+def _limit(max_pixels: int) -> Iterator[None]:
+    """Put our limit in the place of Pillow's, which is lower and only warns; its other warnings say nothing to a user.
+
+    Pillow checks it on the header, also that of a picture inside a container.
+    """
+    with _limit_lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
         before = Image.MAX_IMAGE_PIXELS
-        Image.MAX_IMAGE_PIXELS = None
+        Image.MAX_IMAGE_PIXELS = max_pixels
         try:
             yield
         finally:
@@ -67,66 +73,54 @@ def open_picture(path: str | Path, max_pixels: int = MAX_IMAGE_PIXELS) -> Pictur
         raise IsADirectoryError(f"{path} is a folder; give a picture file")
     if path.stat().st_size == 0:
         raise ValueError(f"{path} is empty (0 bytes)")
-    with _own_limit():
+    with _limit(max_pixels):
         try:
             with Image.open(path) as image:
-                _check_size(path, image.size, max_pixels)
                 image.load()
                 return _to_rgb(image)
         except PermissionError:
             raise PermissionError(f"{path} may not be read; check its permissions") from None
         except UnidentifiedImageError:
             raise ValueError(f"{path} is not a picture that Pillow can read") from None
-        except _TooLargeError:
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+            raise ValueError(f"{path} has more than {max_pixels:,} pixels, which is the limit; downsample it") from None
+        except MemoryError:
             raise
         except Exception as error:  # decoders raise anything on damaged data
-            raise ValueError(f"{path} is damaged and cannot be read ({_first_line(error)})") from None
-
-
-class _TooLargeError(ValueError):
-    pass
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
-
-
-def _check_size(path: Path, size: tuple[int, int], max_pixels: int) -> None:
-    if size[0] * size[1] > max_pixels:
-        raise _TooLargeError(
-            f"{path} has {size[0] * size[1]:,} pixels ({size[0]}x{size[1]}), the limit is {max_pixels:,}; downsample it"
-        )
-    if 0 in size:
-        raise ValueError(f"it has no pixels, {size[0]}x{size[1]}")
+            why = (str(error) or type(error).__name__).splitlines()[0]
+            raise ValueError(f"{path} is damaged and cannot be read ({why})") from None
 
 
 def _to_rgb(image: Image.Image) -> Picture:
     notes = []
     frames = getattr(image, "n_frames", 1)
     if frames > 1 and image.format != "MPO":  # MPO is how cameras store one photo with its preview
-        notes.append(f"animated: the first of {frames} frames is used")
+        notes.append(f"has {frames} frames, of which the first is used")
     upright = ImageOps.exif_transpose(image)
-    if upright.mode in ("I", "F", "I;16", "I;16B", "I;16L", "I;16N"):
-        notes.append(f"converted from {'floating point' if upright.mode == 'F' else '16-bit'} grayscale")
-        upright = Image.fromarray(_eight_bit(np.asarray(upright, dtype=np.float32)))
+    if upright.mode == "F" or upright.mode.startswith("I"):
+        kind = {"F": "floating point", "I": "32-bit"}.get(upright.mode, "16-bit")
+        notes.append(f"was converted from {kind} grayscale")
+        upright = Image.fromarray(_eight_bit(np.asarray(upright, dtype=np.float64), upright.mode))
     elif upright.has_transparency_data:
-        notes.append("transparency laid on white")
+        notes.append("is transparent and was laid on white")
         upright = upright.convert("RGBA")
         upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright)
     elif upright.mode != "RGB":
-        notes.append(f"converted from {upright.mode}")
+        notes.append(f"was converted from {upright.mode}")
     return Picture(upright.convert("RGB"), tuple(notes))
 
 
-def _eight_bit(values: np.ndarray) -> np.ndarray:
+def _eight_bit(values: np.ndarray, mode: str) -> np.ndarray:
     values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
     low, high = float(values.min()), float(values.max())
-    if low >= 0 and high <= 1:
+    if mode.startswith("I;16") or (low >= 0 and 255 < high <= 65535):
+        scaled = values / 257
+    elif low >= 0 and high <= 1:
         scaled = values * 255
-    elif low >= 0 and high <= 65535:
-        scaled = values / 257 if high > 255 else values
-    else:
-        scaled = (values - low) * (255 / (high - low))
+    elif low >= 0 and high <= 255:
+        scaled = values
+    else:  # no known scale: stretched to its own range
+        scaled = (values - low) * (255 / max(high - low, 1e-30))
     return scaled.round().astype(np.uint8)
 
 

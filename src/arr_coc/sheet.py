@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import textwrap
+import uuid
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +56,23 @@ def _stretch(values: Tensor) -> np.ndarray:
 
 def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     return ImageFont.load_default(size)
+
+
+def _wrap(text: str, size: int) -> list[str]:
+    """Lines of a text that fit the sheet; a word that does not is broken."""
+    font, room = _font(size), _WIDTH - 2 * _MARGIN
+    lines = [""]
+    for word in text[:2000].split():
+        longer = f"{lines[-1]} {word}".strip()
+        if font.getlength(longer) <= room:
+            lines[-1] = longer
+            continue
+        lines.append("")
+        for letter in word:
+            if font.getlength(lines[-1] + letter) > room:
+                lines.append("")
+            lines[-1] += letter
+    return [line for line in lines if line]
 
 
 def show_kept(image: Image.Image, kept: np.ndarray) -> Image.Image:
@@ -114,9 +130,9 @@ def _compose(
     footnotes: tuple[str, ...],
 ) -> Image.Image:
     aspect = min(max(aspect, 0.2), 2.0)  # very long pictures are squeezed: the sheet stays a sheet
-    title = textwrap.wrap(question, 76)[:3]
-    body = [part for line in lines for part in textwrap.wrap(line, 165)]
-    notes = [part for line in footnotes for part in textwrap.wrap(line, 180)]
+    title = _wrap(question, 30)[:3]
+    body = [part for line in lines for part in _wrap(line, 15)]
+    notes = [part for line in footnotes for part in _wrap(line, 13)]
     heights = [_tile_size(columns, aspect)[1] + _CAPTION + 10 for _, columns in blocks]
     rows = [-(-len(tiles) // columns) for tiles, columns in blocks]
     height = _MARGIN * 2 + 40 * len(title) + 22 * len(body) + 16
@@ -167,7 +183,7 @@ def check_target(path: str | Path) -> Path:
 def save_image(image: Image.Image, path: str | Path) -> None:
     """Write a PNG aside, then rename: an interrupted run leaves no half picture."""
     path = check_target(path)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside = path.with_name(f".{uuid.uuid4().hex}")
     try:
         image.save(aside, format="PNG")
         aside.replace(path)

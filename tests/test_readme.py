@@ -1,0 +1,41 @@
+"""What the README shows is run."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def test_its_python_runs(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    [code] = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    exec(compile(code, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert printed.startswith("torch.Size([1, 64, 2048])")
+    assert "('relevance',)" in printed
+
+
+def test_its_make_targets_and_files_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for text in (README, (ROOT / "CONTRIBUTING.md").read_text()):
+        targets = set(re.findall(r"\bmake ([a-z-]+)\b(?=[`\s,])", re.sub(r"make (it|a|an|the|them)\b", "", text)))
+        assert targets
+        for target in targets:
+            assert f"\n{target}:" in makefile, target
+    for link in re.findall(r"\]\(([^)]+)\)", README):
+        assert (ROOT / link).exists(), link
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/ideas.md", "README.md"])
+def test_every_file_it_names_exists(name):
+    for file in re.findall(r"`([a-z_/]+\.(?:py|md|txt))`", (ROOT / name).read_text()):
+        assert any((base / file).exists() for base in (ROOT, ROOT / "src" / "arr_coc")), file
+
+
+def test_the_map_names_every_module():
+    contributing = (ROOT / "CONTRIBUTING.md").read_text()
+    for path in (ROOT / "src" / "arr_coc").glob("[a-z]*.py"):
+        assert f"`{path.name}`" in contributing, path.name

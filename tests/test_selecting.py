@@ -1,0 +1,131 @@
+"""One suite over every registered selector."""
+
+import pytest
+import torch
+from drawing import noise, random_tokens
+
+from arr_coc import ARRCOCConfig, TokenSelector, VisualQuery, create_selector, list_selectors, register_selector
+from arr_coc.attending import resolve_budget
+from arr_coc.selecting import _REGISTRY
+
+WIDTH = 64
+
+
+def make(name):
+    return create_selector(name, **({"config": ARRCOCConfig(hidden_size=WIDTH)} if name == "arr-coc" else {}))
+
+
+def query(seed=0, grid=(1, 6, 9), words=5, pictured=True):
+    picture = torch.cat([noise(seed + i, grid[1] * 32, grid[2] * 32) for i in range(grid[0])]) if pictured else None
+    count = grid[0] * grid[1] * grid[2]
+    return VisualQuery(
+        tokens=random_tokens(count, WIDTH, seed)[0],
+        grid=grid,
+        words=random_tokens(words, WIDTH, seed + 1)[0],
+        picture=picture,
+    )
+
+
+@pytest.fixture(name="selector", params=["arr-coc", "centre", "grid", "random"])
+def make_selector(request):
+    return make(request.param)
+
+
+def test_the_suite_covers_every_selector():
+    assert list_selectors() == ["arr-coc", "centre", "grid", "random"]
+
+
+@pytest.mark.parametrize("budget", [1, 10, 1000, 0.3, 1.0, "auto", None])
+def test_indices_ascend_and_number_the_budget(selector, budget):
+    queries = [query(0), query(1, (1, 4, 4)), query(2, (2, 3, 5), pictured=False)]
+    for one, selection in zip(queries, selector.select(queries, budget), strict=True):
+        count = one.tokens.shape[0]
+        wanted = resolve_budget(0.25 if budget is None else budget, count)
+        if wanted is None:
+            wanted = min(64, count) if isinstance(selector, torch.nn.Module) else round(0.25 * count)
+            assert wanted <= selection.indices.numel() <= count
+        else:
+            assert selection.indices.numel() == wanted
+        assert selection.indices.tolist() == sorted(set(selection.indices.tolist()))
+        assert 0 <= selection.indices[0] <= selection.indices[-1] < count
+
+
+def test_order_and_company_in_the_batch_change_nothing(selector):
+    queries = [query(0), query(1), query(2, words=3), query(3, (1, 4, 4))]
+    together = selector.select(queries, 12)
+    backwards = selector.select(queries[::-1], 12)[::-1]
+    alone = [selector.select([one], 12)[0] for one in queries]
+    for a, b, c in zip(together, backwards, alone, strict=True):
+        assert a.indices.tolist() == b.indices.tolist() == c.indices.tolist()
+
+
+def test_nothing_to_select_is_nothing(selector):
+    assert selector.select([], 12) == []
+
+
+@pytest.mark.parametrize(("budget", "error"), [(0, ValueError), (-1, ValueError), (1.5, ValueError), ("x", ValueError)])
+def test_bad_budgets_are_refused(selector, budget, error):
+    with pytest.raises(error, match="`budget`"):
+        selector.select([query()], budget)
+
+
+def test_centre_keeps_the_middle_and_random_its_seed():
+    one = query(0, (1, 5, 5))
+    assert make("centre").select([one], 1)[0].indices.tolist() == [12]
+    first, again = (create_selector("random", seed=3).select([one], 8)[0].indices for _ in range(2))
+    other = create_selector("random", seed=4).select([one], 8)[0].indices
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_names_are_given_once_and_unknown_ones_list_the_known():
+    with pytest.raises(ValueError, match="'random' is already registered"):
+        register_selector("random")(type(make("grid")))
+    with pytest.raises(ValueError, match="no selector is named 'best'; there are arr-coc, centre, grid, random"):
+        create_selector("best")
+
+
+def test_a_new_selector_is_a_class_with_one_method():
+    @register_selector("first-for-test")
+    class First(TokenSelector):
+        def select(self, queries, budget=None):
+            return []
+
+    try:
+        assert isinstance(create_selector("first-for-test"), First)
+    finally:
+        del _REGISTRY["first-for-test"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"tokens": torch.rand(5, WIDTH)}, r"`tokens` must have shape \[54, D\]"),
+        ({"words": torch.rand(2, 7)}, r"`words` must have shape \[Q, 64\]"),
+        ({"words": torch.rand(0, WIDTH)}, "at least one word"),
+        ({"picture": torch.rand(2, 3, 8, 8)}, r"`picture` must have shape \[1, 3, H, W\]"),
+        ({"cells": (2, 6, 9)}, "frames of `grid`"),
+        ({"grid": (0, 6, 9)}, "`grid` must be"),
+    ],
+)
+def test_queries_that_do_not_fit_are_refused(changes, says):
+    one = query()
+    values = {"tokens": one.tokens, "grid": one.grid, "words": one.words, "picture": one.picture, **changes}
+    with pytest.raises(ValueError, match=says):
+        VisualQuery(**values)
+
+
+def test_encoder_readers_are_called_lazily_and_their_absence_is_said():
+    asked = []
+
+    def read(layer):
+        asked.append(layer)
+        return torch.zeros(54)
+
+    one = query()
+    with_reader = VisualQuery(tokens=one.tokens, grid=one.grid, words=one.words, attention_reader=read)
+    assert asked == []
+    assert with_reader.received_attention(3).shape == (54,)
+    assert asked == [3]
+    with pytest.raises(ValueError, match="carries no encoder to read keys from"):
+        with_reader.keys(3)
