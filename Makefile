@@ -31,8 +31,8 @@ format: $(VENV)/dev.stamp  ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/core.stamp  ## times of the layer against one encoder pass
-	$(BIN)/python benchmarks/layer.py
+bench: $(VENV)/core.stamp  ## times of the layer against one encoder pass (ARGS="--device cuda")
+	$(BIN)/python benchmarks/layer.py $(ARGS)
 
 $(VENV)/core.stamp: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

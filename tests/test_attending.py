@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arr_coc import ARRCOCConfig, generate_texture_array
-from arr_coc.attending import TokenAllocator, picture_structure, resolve_budget, spread_rank
+from arr_coc.attending import TokenAllocator, resolve_budget, spread_rank
+from arr_coc.saliency import picture_structure
 from arr_coc.texture import CHANNELS
 
 CPU = torch.device("cpu")
@@ -109,8 +110,14 @@ def test_detail_moves_the_automatic_count_and_only_that():
 
 
 def test_the_automatic_count_is_differentiable():
-    count, _ = allocator().automatic_count(torch.rand(2, 256), torch.tensor([0.5, 0.5]).requires_grad_())
-    count.sum().backward()
+    one = allocator()
+    relevance = torch.rand(1, 1, 32, 32, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    tensions = tension().clone().requires_grad_()
+    one.plan(relevance, random_tokens(1024), tensions, 64).expected.sum().backward()
+    for value in (relevance, one.steepness, one.offset):
+        assert value.grad.abs().sum() > 0
+    assert tensions.grad[0, 0] > 0
+    assert tensions.grad[0, 1:].tolist() == [0, 0]  # the other two act on which cells, not on how many
 
 
 def test_explore_spends_its_share_on_regions_not_yet_visited():
@@ -125,6 +132,18 @@ def test_explore_spends_its_share_on_regions_not_yet_visited():
     kept = allocate(relevance, 64, explore=1.0).indices[0]
     quarters = {(int(i) // 16 // 8, int(i) % 16 // 8) for i in kept}
     assert quarters == {(0, 0), (0, 1), (1, 0), (1, 1)}
+
+
+def test_explore_avoids_what_earlier_frames_looked_at():
+    relevance = torch.zeros(1, 1, 16, 16)
+    relevance[0, 0, 0, :4] = 1.0
+    visited = torch.zeros(1, 256, dtype=torch.bool)
+    visited[0, 128:] = True
+    one, tensions, features = allocator(), tension(explore=1.0), random_tokens(256, 16)
+    fresh = one.plan(relevance, features, tensions, 8).indices[0]
+    again = one.plan(relevance, features, tensions, 8, visited=visited).indices[0]
+    assert (fresh >= 128).any()
+    assert not (again >= 128).any()
 
 
 def test_variety_suppresses_near_duplicates():
@@ -179,7 +198,7 @@ def test_things_have_structure():
 
 def test_the_grid_is_taken_only_without_structure_and_without_match():
     relevance = torch.rand(4, 1, 16, 16, generator=torch.Generator().manual_seed(0))
-    structure, match = torch.tensor([0.5, 0.5, 2.0, 2.0]), torch.tensor([0.0, 3.0, 0.0, 3.0])
+    structure, match = torch.tensor([0.5, 0.5, 2.0, 2.0]), torch.tensor([0.0, 1.5, 0.0, 1.5])
     features = random_tokens(256, 16, batch=4)
     allocation = allocator()(relevance, features, tension(batch=4), 64, structure, match)
     assert allocation.strategy == ("grid", "relevance", "relevance", "relevance")

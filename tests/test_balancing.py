@@ -37,9 +37,16 @@ def test_weak_saliency_everywhere_lowers_the_perspectival_weight():
 
 def test_weights_are_not_a_softmax():
     balancer = AdaptiveTensionBalancer(CONFIG)
-    strong = balancer(spot(0.5), spot(0.5), found(spot(0.5))).weights.sum()
-    weak = balancer(spot(0.01), spot(0.01), found(spot(0.01))).weights.sum()
-    assert strong > 2 > 1 > weak
+    strong = balancer(spot(0.5), spot(0.5), found(spot(0.5)))
+    weak = balancer(spot(0.06), spot(0.06), found(spot(0.06)))
+    assert strong.weights.sum() > 2 > 1 > weak.weights.sum()
+    assert strong.relevance.max() > 2 * weak.relevance.max()  # and it matters: relevance is not normalised away
+
+
+def test_a_question_that_points_nowhere_explores():
+    balancer = AdaptiveTensionBalancer(CONFIG)
+    explore = [balancer(spot(0.3), spot(0.3), found(spot(s))).tensions[0, 1].item() for s in (0.0, 0.2, 0.6)]
+    assert explore[0] > explore[1] > explore[2]
 
 
 def test_relevance_lies_between_0_and_1_and_follows_the_heavier_map():
@@ -81,11 +88,12 @@ def test_gradients_are_finite_even_for_flat_maps():
 @pytest.mark.parametrize("index", range(3))
 def test_tensions_start_neutral_and_can_be_learned(index):
     balancer = AdaptiveTensionBalancer(CONFIG)
-    start = balancer(spot(0.3), spot(0.3), found(spot(0.3))).tensions[0]
-    assert start.tolist() == pytest.approx([0.5, 0.2, 0.2])
+    ordinary = spot(0.2 * 64 / 63)  # its best cell lies 0.2 above its mean
+    start = balancer(ordinary, ordinary, found(ordinary)).tensions[0]
+    assert start.tolist() == pytest.approx([0.5, 0.2, 0.2], abs=1e-5)
     with torch.no_grad():
         balancer.neutral[3 + index] += 2
-    moved = balancer(spot(0.3), spot(0.3), found(spot(0.3))).tensions[0]
+    moved = balancer(ordinary, ordinary, found(ordinary)).tensions[0]
     assert moved[index] > start[index] + 0.2
     others = [i for i in range(3) if i != index]
     torch.testing.assert_close(moved[others], start[others])

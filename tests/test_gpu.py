@@ -70,6 +70,46 @@ def test_graphs_see_changed_weights_and_survive_a_copy(layer):
         torch.testing.assert_close(run(copy.deepcopy(layer), data).relevance, after)
 
 
+def test_recordings_keep_their_constants_alive(layer):
+    """A graph reads grids and orders by address; sizes in between must not free them."""
+    data = inputs(0)
+    with torch.no_grad():
+        for _ in range(3):
+            expected = run(layer, data).relevance
+        for rows in range(2, 160):
+            tokens, words = torch.randn(1, rows * 3, 128, device="cuda"), torch.randn(1, 4, 128, device="cuda")
+            layer(tokens, words, grid=(rows, 3), picture=torch.rand(1, 3, rows * 32, 96, device="cuda"))
+        scratch = [torch.full((12 * 20,), 7, device="cuda") for _ in range(500)]
+        assert torch.equal(run(layer, data).relevance, expected)
+        del scratch
+
+
+def test_questions_of_similar_lengths_share_a_recording(layer):
+    with torch.no_grad():
+        for count in range(2, 16):
+            output = run(layer, inputs(count, words=count))
+            assert output.word_pull.shape[1] == count
+    assert len(layer._graphs._recordings) == 1
+
+
+def test_two_streams_do_not_mix(layer):
+    data = [inputs(seed) for seed in range(2)]
+    streams = [torch.cuda.Stream() for _ in data]
+    with torch.no_grad():
+        layer.use_graphs = False
+        expected = [run(layer, one).relevance for one in data]
+        layer.use_graphs = True
+        torch.cuda.synchronize()
+        for _ in range(20):
+            results = []
+            for one, stream in zip(data, streams, strict=True):
+                with torch.cuda.stream(stream):
+                    results.append(run(layer, one).relevance)
+            torch.cuda.synchronize()
+            for result, right in zip(results, expected, strict=True):
+                torch.testing.assert_close(result, right, rtol=1e-4, atol=1e-4)
+
+
 def test_bad_inputs_are_refused_when_replayed(layer):
     tokens, words, picture = inputs(0)
     with torch.no_grad():

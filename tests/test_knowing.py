@@ -87,6 +87,27 @@ def test_a_word_that_matches_one_token_puts_that_cell_first():
     assert participate(tokens, random_tokens(5, seed=2)).match < 1
 
 
+@pytest.mark.parametrize("silent", [0, 3, 15, 60])
+def test_words_that_say_nothing_do_not_make_chance_a_match(silent):
+    """A deviation pooled over all words would: the more of them are silent, the more the one that is not stands out."""
+    for seed in range(5):
+        tokens = torch.zeros(1, 256, 64)
+        tokens[..., :32] = random_tokens(256, 32, seed)
+        words = torch.zeros(1, 1 + silent, 64)
+        words[0, 0, :32] = random_tokens(1, 32, seed + 50)[0]
+        words[0, 1:, 32:] = random_tokens(silent, 32, seed + 99)[0]  # where no token lies
+        texture = texture_of(flat(0.5, 512, 512), (16, 16))
+        assert ParticipatoryScorer(CONFIG)(texture, tokens, words, (1, 16, 16)).match < 1
+
+
+def test_a_word_that_points_to_a_region_is_a_match():
+    tokens = random_tokens(256)
+    tokens[0].view(16, 16, 64)[:, :8, 0] += 6
+    words = torch.zeros(1, 1, 64)
+    words[0, 0, 0] = 1
+    assert ParticipatoryScorer(CONFIG)(texture_of(flat(0.5, 512, 512), (16, 16)), tokens, words, (1, 16, 16)).match > 1
+
+
 def test_two_matching_words_beat_one_although_the_mean_word_would_not():
     tokens = torch.zeros(1, 64, 64)
     tokens[0, :, 8:] = 0.03 * random_tokens(64, 56)[0]

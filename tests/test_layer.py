@@ -1,4 +1,5 @@
 import copy
+from importlib.resources import files
 
 import pytest
 import torch
@@ -7,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer, VisualQuery, generate_texture_array
+from arr_coc.pictures import open_picture, to_tensor
 from arr_coc.standin import WIDTH, embed_cells, embed_words, split_words
 
 CONFIG = ARRCOCConfig(hidden_size=WIDTH)
@@ -109,15 +111,26 @@ def test_the_question_decides_where_it_looks():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_noise_and_splatter_fall_back_to_the_grid_with_a_reason(seed):
+@pytest.mark.parametrize(
+    "question", ["how many people are there?", "is it red", "so is there anything in it that is red?"]
+)
+def test_noise_and_splatter_fall_back_to_the_grid_with_a_reason(seed, question):
     for picture in (noise(seed), splatter(seed)):
-        output = look(picture, "how many people are there?")
+        output = look(picture, question)
         assert output.strategy == ("grid",)
         assert "no structure" in output.reason[0]
 
 
+def test_a_place_that_is_asked_for_is_looked_at_even_in_noise():
+    output = look(noise(0), "what is on the left?", 64)
+    assert output.strategy == ("relevance",)
+    assert (output.positions[0, :, 2] < 8).float().mean() > 0.8
+
+
 def test_a_street_and_asked_text_on_noise_do_not_fall_back():
-    assert look(street(), "how many people are there?").strategy == ("relevance",)
+    photo = to_tensor(open_picture(files("arr_coc") / "assets" / "astronaut.jpg").image)
+    for picture in (street(), photo):
+        assert look(picture, "how many people are there?").strategy == ("relevance",)
     asked = noise(0) * 0.5 + 0.25
     asked = with_text(asked, "XK42", (200, 230), size=40, fill=(230, 20, 20))
     output = look(asked, "what does the red text say?", 40)
@@ -254,6 +267,66 @@ def test_half_precision_tokens_choose_nearly_the_same(dtype):
     assert len(common) >= 58
 
 
+def test_weights_of_a_text_detector_are_its_own():
+    class Detector(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Conv2d(3, 1, 1)
+
+        def forward(self, picture):
+            return self.weight(picture)[:, 0].sigmoid()
+
+    detector = Detector()
+    before = detector.weight.weight.clone()
+    layer = ARRCOCLayer(CONFIG, text_detector=detector)
+    assert torch.equal(detector.weight.weight, before)
+    assert layer.num_parameters() == ARRCOCLayer(CONFIG).num_parameters()
+    assert layer.config.text_detector == "Detector"
+    with pytest.raises(ValueError, match="made with the text detector 'Detector'; pass it"):
+        ARRCOCLayer(layer.config)
+
+
+@pytest.mark.parametrize("cast", [torch.bfloat16, torch.float16])
+def test_casting_a_model_leaves_the_layer_in_float32(cast):
+    layer = ARRCOCLayer(CONFIG)
+    before = call(layer).relevance
+    torch.nn.ModuleList([layer]).to(cast)
+    assert {parameter.dtype for parameter in layer.parameters()} == {torch.float32}
+    assert torch.equal(call(layer).relevance, before)
+
+
+def test_construction_leaves_the_random_numbers_alone():
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    ARRCOCLayer(CONFIG)
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_large_half_precision_tokens_are_not_lost():
+    tokens = 7000 * random_tokens(48, WIDTH)
+    words = tokens[:, 7:8]
+    output = ARRCOCLayer(CONFIG)(tokens.half(), words.half(), grid=(6, 8), budget=1)
+    assert output.indices.tolist() == [[7]]
+
+
+def test_bad_weights_and_memory_are_said_not_used():
+    layer = ARRCOCLayer(CONFIG)
+    frame = noise(0, 192, 256)
+    memory = layer.remember(call(layer, batch=1), frame)
+    memory.relevance[0, 0, 0] = torch.nan
+    torch.nn.init.ones_(layer.perspectival.correction[-1].weight)  # else the channel is not read
+    with pytest.raises(ValueError, match="relevance is NaN or infinite; check the layer's weights, `previous`"):
+        layer(random_tokens(48, WIDTH), random_tokens(3, WIDTH, 1), grid=(6, 8), picture=frame, previous=memory)
+
+
+def test_one_picture_of_a_batch_counts_from_either_end():
+    output = call(budget=5)
+    assert torch.equal(output.picture(-1).positions, output.picture(1).positions)
+    with pytest.raises(IndexError):
+        output.picture(2)
+
+
 def test_a_text_detector_is_recorded_by_name():
     def finds_nothing(picture):
         return torch.zeros(picture.shape[0], 4, 4)
@@ -324,7 +397,7 @@ def test_pictures_out_of_range_are_refused():
     [
         ({"tokens": torch.rand(1, 47, WIDTH)}, ValueError, r"`tokens` must have shape \[B, 48, 64\]"),
         ({"tokens": torch.rand(1, 48, 32)}, ValueError, "and this layer"),
-        ({"tokens": torch.zeros(1, 48, WIDTH, dtype=torch.long)}, TypeError, "floating point"),
+        ({"tokens": torch.zeros(1, 48, WIDTH, dtype=torch.long)}, TypeError, "got torch.int64"),
         ({"words": torch.rand(1, 0, WIDTH)}, ValueError, "Q >= 1"),
         ({"words": torch.rand(2, 5, WIDTH)}, ValueError, r"\[1, Q, 64\]"),
         ({"words": torch.rand(1, 5, WIDTH).half()}, TypeError, "one dtype"),
@@ -333,6 +406,10 @@ def test_pictures_out_of_range_are_refused():
         ({"picture": torch.rand(1, 2, 3, 192, 256)}, ValueError, r"\[1, 1, 3, H, W\]"),
         ({"grid": (6,)}, ValueError, "`grid` must be"),
         ({"cells": (2, 6, 8)}, ValueError, "frames of `grid`"),
+        ({"cells": (3, 4)}, ValueError, "no coarser"),
+        ({"tokens": random_tokens(48, WIDTH).double()}, TypeError, "got torch.float64"),
+        ({"picture": torch.zeros(1, 3, 192, 256, dtype=torch.uint8)}, TypeError, "`picture / 255`"),
+        ({"grid": 48}, ValueError, "`grid` must be"),
         ({"budget": 0}, ValueError, "at least 1 token"),
         ({"budget": 1.01}, ValueError, "use an int"),
         ({"budget": -0.5}, ValueError, "got -0.5"),

@@ -7,7 +7,7 @@ from drawing import random_tokens
 from huggingface_hub.errors import EntryNotFoundError
 from safetensors.torch import load_file, save_file
 
-from arr_coc import ARRCOCConfig, ARRCOCLayer, saving
+from arr_coc import ARRCOCConfig, ARRCOCLayer, __version__, saving
 
 
 def trained_layer():
@@ -35,6 +35,12 @@ def test_round_trip_gives_the_same_weights_config_and_choice(tmp_path):
     assert torch.equal(look(layer).relevance, look(other).relevance)
     untrained = ARRCOCLayer(layer.config)
     assert not torch.equal(look(layer).relevance, look(untrained).relevance)
+
+
+def test_the_version_is_that_of_the_package_that_saved(tmp_path):
+    old = ARRCOCLayer(ARRCOCConfig(hidden_size=8, arr_coc_version="0.0.1"))
+    old.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["arr_coc_version"] == __version__
 
 
 def test_pickled_weights_are_refused_even_under_the_right_name(tmp_path):

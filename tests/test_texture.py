@@ -134,6 +134,13 @@ def test_the_odd_one_out_tops_saliency(odd):
     assert divmod(rarity.flatten().argmax().item(), 8) == odd
 
 
+def test_rarity_does_not_fall_in_step_with_stripes():
+    picture = flat(0.0, 1024, 1024)
+    picture.view(1, 3, 1024, 32, 32)[:, :, :, ::2] = 1.0
+    rarity = channel(generate_texture_array(picture, (32, 32)), "color_rarity")
+    assert (rarity[0, 0] - rarity[0, 1]).abs() < 0.05
+
+
 def test_the_odd_orientation_tops_its_saliency():
     image = Image.new("RGB", (256, 256), (128, 128, 128))
     pen = ImageDraw.Draw(image)
@@ -228,6 +235,9 @@ def test_detail_lost_follows_the_size_of_the_gestalt():
     ]
     assert lost[0] == 0
     assert lost[0] < lost[1] < lost[2]
+    # the scale is that of the pixels, whatever the grid
+    coarse = channel(generate_texture_array(picture, (4, 4), "full", gestalt_tokens=16), "detail_lost")
+    assert coarse.max() > 0.3 * lost[2]
 
 
 def test_motion_and_memory_are_nothing_for_stills_and_something_for_streams():
@@ -293,6 +303,17 @@ def test_works_in_and_out_of_inference_mode():
         (lambda: generate_texture_array(flat(), (4, 4), "core", semantic=torch.rand(1, 16, 4, 4)), ValueError, "full"),
         (lambda: generate_texture_array(flat(), (4, 4), "full", semantic=torch.rand(1, 8, 4, 4)), ValueError, "16, 4"),
         (lambda: generate_texture_array(flat(), (4, 4), "full", previous=flat()[..., 1:]), ValueError, "`previous`"),
+        (
+            lambda: generate_texture_array(flat(), (4, 4), "core", previous=flat()),
+            ValueError,
+            "belong to channels='full'",
+        ),
+        (
+            lambda: generate_texture_array(flat(), (4, 4), "full", previous=flat() * 9),
+            ValueError,
+            "`previous` must lie",
+        ),
+        (lambda: generate_texture_array(flat().double(), (4, 4)), TypeError, r"use `\.float\(\)`"),
         (
             lambda: generate_texture_array(flat(), (4, 4), "full", previous=PreviousFrame(flat(), torch.rand(1, 2, 2))),
             ValueError,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -19,20 +18,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from arr_coc.config import ARRCOCConfig, Budget, Grid, check_budget
+from arr_coc.constants import constant
 from arr_coc.knowing import unit_rows
 
 # A plain softmax over a thousand scores in [0, 1] is nearly uniform and would always ask for the most tokens.
-SHARPNESS = 20.0
+SHARPNESS = 45.0
 # `explore` = 1 spreads this share of the tokens.
 MOST_EXPLORED = 0.5
 # Tokens whose centred cosine exceeds this are near-duplicates.
 DUPLICATE = 0.8
-# Only the leading candidates are compared with each other.
-MOST_CANDIDATES = 1024
-# Standard deviations above the best of chance from which on the question points somewhere.
-LEAST_MATCH = 1.0
-# Autocorrelation of neighbouring cells from which on there are things in a picture of 256 cells or more.
-LEAST_ALIKE = 0.29
+# Only so many leading candidates are compared with each other: beyond them, near-duplicates are not suppressed.
+MOST_CANDIDATES = 2048
 
 
 def resolve_budget(budget: Budget, total: int) -> int | None:
@@ -53,7 +49,7 @@ def resolve_budget(budget: Budget, total: int) -> int | None:
     return min(budget, total) if isinstance(budget, int) else max(1, round(budget * total))
 
 
-@lru_cache(maxsize=32)
+@constant
 def spread_rank(grid: Grid, device: torch.device) -> Tensor:
     """Rank `[N]` of each cell in an order of which every beginning is spread evenly over the grid.
 
@@ -71,49 +67,20 @@ def spread_rank(grid: Grid, device: torch.device) -> Tensor:
     ```
     """
     frames, rows, columns = grid
-    with torch.inference_mode(False):
-        bits = max(1, (max(rows, columns) - 1).bit_length())
-        row = torch.arange(rows)[:, None]
-        column = torch.arange(columns)[None]
-        value = torch.zeros(rows, columns, dtype=torch.long)
-        for bit in range(bits):
-            quarter = 2 * ((row >> bit & 1) ^ (column >> bit & 1)) + (row >> bit & 1)
-            value += quarter << 2 * (bits - 1 - bit)
-        # golden-ratio steps move the pattern from frame to frame
-        size = 4**bits
-        shift = (torch.arange(frames) * round(size * 0.618)) % size
-        value = (value[None] - shift[:, None, None]) % size  # [t, h, w]
-        order = value.flatten().argsort(stable=True)
-        rank: Tensor = order.argsort()  # the inverse of a permutation
-        return rank.to(device)
-
-
-@lru_cache(maxsize=32)
-def _neighbours(channels: int, device: torch.device) -> Tensor:
-    """Kernel `[C, 1, 5, 5]` that averages the eight cells one and two steps up, down, left and right."""
-    with torch.inference_mode(False):
-        kernel = torch.zeros(5, 5)
-        kernel[2] = kernel[:, 2] = 1 / 8
-        kernel[2, 2] = 0
-        return kernel.expand(channels, 1, 5, 5).contiguous().to(device)
-
-
-def picture_structure(maps: Tensor) -> Tensor:
-    """How much the picture `[frames, C, h, w]` is more than noise `[frames]`: 1 and above has structure.
-
-    Things make neighbouring cells alike (autocorrelation over one and two cells) or stand alone (an outlier beyond
-    what chance gives). Noise, flat fields and splatter do neither. On small grids neither can be told from chance,
-    so that less is asked.
-    """
-    count = maps.shape[-2] * maps.shape[-1]
-    centred = maps - maps.mean(dim=(-2, -1), keepdim=True)
-    variance = centred.square().mean(dim=(-2, -1)) + 1e-4  # [frames, C]; the floor makes flat maps count as nothing
-    around = F.conv2d(centred, _neighbours(maps.shape[1], maps.device), padding=2, groups=maps.shape[1])
-    alike = ((centred * around).mean(dim=(-2, -1)) / variance).mean(dim=-1)
-    alone = (centred.abs().amax(dim=(-2, -1)) / variance.sqrt()).mean(dim=-1)
-    least_alike = LEAST_ALIKE * min(1.0, math.sqrt(count / 256))
-    least_alone = math.sqrt(2 * math.log(max(2, count))) + 0.6
-    return torch.maximum(alike / least_alike, alone / least_alone)
+    bits = max(1, (max(rows, columns) - 1).bit_length())
+    row = torch.arange(rows)[:, None]
+    column = torch.arange(columns)[None]
+    value = torch.zeros(rows, columns, dtype=torch.long)
+    for bit in range(bits):
+        quarter = 2 * ((row >> bit & 1) ^ (column >> bit & 1)) + (row >> bit & 1)
+        value += quarter << 2 * (bits - 1 - bit)
+    # golden-ratio steps move the pattern from frame to frame
+    size = 4**bits
+    shift = (torch.arange(frames) * round(size * 0.618)) % size
+    value = (value[None] - shift[:, None, None]) % size  # [t, h, w]
+    order = value.flatten().argsort(stable=True)
+    rank: Tensor = order.argsort()  # the inverse of a permutation
+    return rank.to(device)
 
 
 class Plan(NamedTuple):
@@ -123,12 +90,14 @@ class Plan(NamedTuple):
         indices (`Tensor` of shape `[B, M]`): kept cells in ascending order, M the most that the budget allows.
         mask (`Tensor` of shape `[B, M]`): False where padded.
         budgets (`Tensor` of shape `[B, M]`): relevance of the kept cells; 0 where padded.
+        expected (`Tensor` of shape `[B]`): tokens that `"auto"` would give, differentiable.
         report (`Tensor` of shape `[B, 5]`): count, fallback, structure, match, spread, for the one transfer.
     """
 
     indices: Tensor
     mask: Tensor
     budgets: Tensor
+    expected: Tensor
     report: Tensor
 
 
@@ -194,6 +163,7 @@ class TokenAllocator(nn.Module):
         budget: Budget,
         structure: Tensor | None = None,
         match: Tensor | None = None,
+        visited: Tensor | None = None,
     ) -> Plan:
         """Choose cells without leaving the device.
 
@@ -202,19 +172,21 @@ class TokenAllocator(nn.Module):
             features (`Tensor` of shape `[B, N, F]`): what near-duplicates are judged by.
             tensions (`Tensor` of shape `[B, 3]`): detail, explore, variety.
             budget (`int`, `float` or `"auto"`): see the budget rule.
-            structure (`Tensor` of shape `[B]`, *optional*): from [`picture_structure`]; without it (no picture) the
-                grid fallback is never taken.
+            structure (`Tensor` of shape `[B]`, *optional*): from [`~arr_coc.saliency.picture_structure`]; without it
+                (no picture) the grid fallback is never taken.
             match (`Tensor` of shape `[B]`, *optional*): from [`~arr_coc.knowing.Participation`].
+            visited (`Tensor` of shape `[B, N]`, *optional*): True where earlier frames were looked at; exploration
+                goes elsewhere first.
         """
         batch, frames, rows, columns = relevance.shape
         flat = relevance.flatten(1)  # [B, N]
         total = flat.shape[1]
+        expected, spread = self.automatic_count(flat, tensions[:, 0])
         with torch.no_grad():
-            detail, explore, variety = tensions.unbind(dim=1)
-            wanted, spread = self.automatic_count(flat, detail)
+            _, explore, variety = tensions.unbind(dim=1)
             fixed = resolve_budget(budget, total)
             if fixed is None:
-                count = wanted.round().long().clamp(1, total)
+                count = expected.round().long().clamp(1, total)
                 most = min(self.max_tokens, total)
             else:
                 count = torch.full((batch,), fixed, device=flat.device)
@@ -225,32 +197,35 @@ class TokenAllocator(nn.Module):
             explored = torch.minimum((MOST_EXPLORED * explore * count).round().long().clamp_(min=0), count)
             worth = self._suppress_duplicates(flat, features, variety, min(total, 2 * most, MOST_CANDIDATES))
             exploited = _first(worth.argsort(dim=1, descending=True, stable=True), places, count - explored)
-            visited = F.max_pool2d(exploited.view(-1, 1, rows, columns).to(flat.dtype), 3, stride=1, padding=1)
+            near = F.max_pool2d(exploited.view(-1, 1, rows, columns).to(flat.dtype), 3, stride=1, padding=1)
+            looked = near.view(batch, total) > 0
+            if visited is not None:
+                looked = looked | visited
             # unvisited cells first, then visited, then chosen ones; within each in evenly spread order
-            turn = even + total * ((visited.view(batch, total) > 0).long() + exploited)
+            turn = even + total * (looked.long() + exploited)
             kept = exploited | _first(turn.argsort(dim=1), places, explored)
             known_match = flat.new_zeros(batch) if match is None else match.to(flat.dtype)
             if structure is None:
                 structure = flat.new_full((batch,), math.inf)
-            fallback = (structure < 1) & (known_match < LEAST_MATCH) & (count < total)
+            fallback = (structure < 1) & (known_match < 1) & (count < total)
             kept = torch.where(fallback[:, None], even < count[:, None], kept)
-            report = torch.stack([count.to(flat.dtype), fallback.to(flat.dtype), structure, known_match, spread], dim=1)
+            report = [count.to(flat.dtype), fallback.to(flat.dtype), structure, known_match, spread]
             # each kept cell moves to its place among the kept ones, all others into one column that is cut off
             place = torch.where(kept, kept.cumsum(dim=1) - 1, most)
             indices = torch.zeros(batch, most + 1, dtype=torch.long, device=flat.device)
             indices = indices.scatter_(1, place, places.expand(batch, -1))[:, :most]
             mask = places[:most] < count[:, None]
             indices = indices * mask
-        return Plan(indices, mask, flat.gather(1, indices) * mask, report)
+        budgets = flat.gather(1, indices) * mask
+        return Plan(indices, mask, budgets, expected, torch.stack(report, dim=1).detach())
 
     @staticmethod
     def _suppress_duplicates(flat: Tensor, features: Tensor, variety: Tensor, candidates: int) -> Tensor:
         """Lower the worth of cells that repeat a more relevant one, all at once (matrix NMS, Wang et al. 2020)."""
         value, index = flat.sort(dim=1, descending=True, stable=True)  # not topk, whose ties have no order
         value, index = value[:, :candidates], index[:, :candidates]  # [B, M], most relevant first
-        centred = features - features.mean(dim=1, keepdim=True)
-        picked = centred.gather(1, index[:, :, None].expand(-1, -1, features.shape[-1]))
-        picked = unit_rows(picked)
+        picked = features.gather(1, index[:, :, None].expand(-1, -1, features.shape[-1]))
+        picked = unit_rows(picked - features.mean(dim=1, keepdim=True))
         alike = ((picked @ picked.mT).float() - DUPLICATE).clamp_(min=0).div_(1 - DUPLICATE).triu_(1)  # [B, M, M]
         repeated = alike.amax(dim=1)  # how much each candidate itself repeats a better one
         # a duplicate counts less against others if it is to be dropped itself
@@ -300,9 +275,12 @@ def _explain(report: Sequence[float], total: int) -> tuple[str, str]:
         return "all", f"the budget covers all {total} tokens"
     if fallback:
         return "grid", (
-            f"{kept} on an even grid: the picture has no structure ({structure:.2f}, noise is below 1) "
-            f"and no word of the question stands out anywhere ({match:+.1f} standard deviations from chance)"
+            f"{kept} on an even grid: the picture has no structure ({structure:.2f}; noise is below 1) "
+            f"and no word of the question points to a place ({match:.2f}; chance is below 1)"
         )
-    points = "the question points to a place" if match >= LEAST_MATCH else "the question points nowhere in particular"
+    points = "the question points to a place" if match >= 1 else "the question points nowhere in particular"
     shape = "focused" if spread < 1 / 3 else "spread out" if spread > 2 / 3 else "moderately focused"
-    return "relevance", f"the {kept} that matter most: relevance is {shape} ({spread:.2f}), {points} ({match:+.1f})"
+    return "relevance", (
+        f"the {kept} that matter most: relevance is {shape} ({spread:.2f} of the largest entropy), "
+        f"{points} ({match:.2f}; chance is below 1)"
+    )

@@ -48,8 +48,10 @@ class Balance(NamedTuple):
 class AdaptiveTensionBalancer(nn.Module):
     """Weigh the three score maps by question, gestalt and their own statistics.
 
-    Weights are sigmoids, not a softmax: a hard question may need more of everything. They start equal for maps of
-    ordinary strength; a weak map counts less, a strong one more. The learned correction starts at zero.
+    Weights are sigmoids, not a softmax: relevance is higher where more of everything is needed. They start equal for
+    maps of ordinary strength; a weak map counts less, a strong one more. Tensions start neutral at ordinary strength;
+    a question that points nowhere raises `explore`, the rest waits for training. The learned correction is zero at
+    first.
 
     Example:
 
@@ -78,6 +80,10 @@ class AdaptiveTensionBalancer(nn.Module):
         self.register_buffer("ordinary", torch.tensor(ORDINARY_STRENGTH), persistent=False)
         neutral = [0.0] * len(SCORES) + [math.log(p / (1 - p)) for p in _NEUTRAL_TENSIONS]
         self.neutral = nn.Parameter(torch.tensor(neutral))
+        # how the strengths of the three maps move the three tensions: a question that points nowhere explores
+        lean = torch.zeros(len(SCORES), len(TENSIONS))
+        lean[SCORES.index("participatory"), TENSIONS.index("explore")] = -1.0
+        self.lean = nn.Parameter(lean)
         last = nn.Linear(width, len(neutral), bias=False)
         nn.init.zeros_(last.weight)
         self.correction = nn.Sequential(nn.LayerNorm(context), nn.Linear(context, width), nn.GELU(), last)
@@ -94,7 +100,7 @@ class AdaptiveTensionBalancer(nn.Module):
         context = torch.cat([participation.question, participation.gestalt, statistics], dim=-1)
         decided = self.neutral + self.correction(context)  # [B, 6]
         weights = torch.sigmoid(decided[:, :3] + self.gain * (strength - 1))
-        tensions = torch.sigmoid(decided[:, 3:])
+        tensions = torch.sigmoid(decided[:, 3:] + (strength - 1) @ self.lean)
         stretched = (maps - low[..., None]) / (high - low).clamp(min=FLAT)[..., None]  # [B, 3, N]
-        relevance = (weights[..., None] * stretched).sum(dim=1) / weights.sum(dim=1, keepdim=True)
+        relevance = (weights[..., None] * stretched).mean(dim=1)  # not over their sum: strength itself counts
         return Balance(relevance.view(shape), weights, tensions)

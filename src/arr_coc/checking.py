@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import torch
 from torch import Tensor
 
 from arr_coc.config import ARRCOCConfig, Grid, cell_count
-from arr_coc.texture import PreviousFrame, raise_for_range
+from arr_coc.selecting import check_cells
+from arr_coc.texture import PreviousFrame, TextDetector, raise_for_range
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def check_inputs(
@@ -27,8 +31,8 @@ def check_inputs(
         raise ValueError(
             f"`tokens` must have shape [B, {total}, {width}] for grid {grid} and this layer, got {tuple(tokens.shape)}"
         )
-    if not tokens.is_floating_point():
-        raise TypeError(f"`tokens` must be a floating point tensor, got {tokens.dtype}")
+    if tokens.dtype not in _DTYPES:
+        raise TypeError(f"`tokens` must be float16, bfloat16 or float32, got {tokens.dtype}; use `.float()`")
     batch = tokens.shape[0]
     if words.ndim != 3 or words.shape[0] != batch or words.shape[2] != width or words.shape[1] == 0:
         raise ValueError(f"`words` must have shape [{batch}, Q, {width}] with Q >= 1, got {tuple(words.shape)}")
@@ -37,10 +41,12 @@ def check_inputs(
     if word_mask is not None and (word_mask.shape != words.shape[:2] or word_mask.dtype != torch.bool):
         raise ValueError(
             f"`word_mask` must be bool of shape {tuple(words.shape[:2])}, got {word_mask.dtype} "
-            f"{tuple(word_mask.shape)}"
+            f"{tuple(word_mask.shape)}; use `mask.bool()`"
         )
-    if cells[0] != grid[0]:
-        raise ValueError(f"`cells` must have the {grid[0]} frames of `grid`, got {cells[0]}")
+    check_cells(cells, grid)
+    for name, value in (("words", words), ("word_mask", word_mask), ("picture", picture)):
+        if value is not None and value.device != tokens.device:
+            raise ValueError(f"`{name}` is on {value.device}, `tokens` on {tokens.device}; bring them together")
     if previous is not None and (grid[0] > 1 or picture is None):
         raise ValueError("`previous` belongs to single frames with their picture; a clip carries its own past")
     return None if picture is None else _check_picture(config, picture, batch, cells)
@@ -52,6 +58,9 @@ def _check_picture(config: ARRCOCConfig, picture: Tensor, batch: int, cells: Gri
     if picture.ndim != 5 or picture.shape[:3] != (batch, cells[0], 3):
         short = " or [B, 3, H, W]" if cells[0] == 1 else ""
         raise ValueError(f"`picture` must have shape [{batch}, {cells[0]}, 3, H, W]{short}, got {tuple(picture.shape)}")
+    if picture.dtype not in _DTYPES:
+        fix = "use `.float()`" if picture.is_floating_point() else "use `picture / 255`"
+        raise TypeError(f"`picture` must be float16, bfloat16 or float32 in [0, 1], got {picture.dtype}; {fix}")
     pixels = picture.shape[-2] * picture.shape[-1]
     if pixels > config.max_image_pixels:
         raise ValueError(
@@ -61,22 +70,39 @@ def _check_picture(config: ARRCOCConfig, picture: Tensor, batch: int, cells: Gri
     return picture.flatten(0, 1)
 
 
-def input_extremes(tokens: Tensor, words: Tensor, frames: Tensor | None) -> Tensor:
-    """Least and largest value of each input, still on the device; NaN and infinity show in them."""
-    inputs = [tokens, words] if frames is None else [tokens, words, frames]
-    return torch.stack([end.float() for value in inputs for end in torch.aminmax(value)])
+def extremes(tokens: Tensor, words: Tensor, relevance: Tensor, frames: Tensor | None) -> Tensor:
+    """Least and largest value of each tensor, still on the device; NaN and infinity show in them."""
+    values = [tokens, words, relevance] if frames is None else [tokens, words, relevance, frames]
+    return torch.stack([end.float() for value in values for end in torch.aminmax(value.detach())])
 
 
 def read_report(report: Tensor, batch: int, pictured: bool) -> list[list[float]]:
     """The one transfer of a call: extremes of the inputs, which are checked, then one row per picture."""
     values: list[float] = report.tolist()
-    names = ("tokens", "words", "picture") if pictured else ("tokens", "words")
-    for place, name in enumerate(names):
-        low, high = values[2 * place : 2 * place + 2]
-        if name == "picture":
-            raise_for_range(low, high, name)
-        elif not (math.isfinite(low) and math.isfinite(high)):
+    names = ("tokens", "words", "relevance", "picture") if pictured else ("tokens", "words", "relevance")
+    ends = {name: values[2 * place : 2 * place + 2] for place, name in enumerate(names)}
+    for name in ("tokens", "words"):
+        if not all(map(math.isfinite, ends[name])):
             raise ValueError(f"`{name}` contains NaN or infinity; check the model's dtype and inputs")
+    if pictured:
+        low, high = ends["picture"]
+        raise_for_range(low, high, "picture")
+    if not all(map(math.isfinite, ends["relevance"])):
+        raise ValueError("relevance is NaN or infinite; check the layer's weights, `previous` and `text_detector`")
     rest = values[2 * len(names) :]
     columns = len(rest) // batch
     return [rest[start : start + columns] for start in range(0, len(rest), columns)]
+
+
+def record_detector(config: ARRCOCConfig, detector: TextDetector | None) -> ARRCOCConfig:
+    """The config with the detector's name; a layer that was made with one is not silently used without it."""
+    if detector is None:
+        if config.text_detector is not None:
+            raise ValueError(
+                f"this layer was made with the text detector {config.text_detector!r}; pass it as `text_detector=`, "
+                "or set `text_detector` in its config to null for the built-in stroke density"
+            )
+        return config
+    if config.channels == "core":
+        raise ValueError("`text_detector` belongs to channels='full'; the core set has no text channel")
+    return dataclasses.replace(config, text_detector=getattr(detector, "__name__", type(detector).__name__))

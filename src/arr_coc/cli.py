@@ -79,10 +79,10 @@ def look(
         if out is None and not as_json:
             out = Path("sheet.png")
         facts = _look(image, question, channels, wanted, out)
-        if as_json:
-            typer.echo(json.dumps(facts))
-        else:
-            _print(facts)
+    if as_json:
+        typer.echo(json.dumps(facts))
+    else:
+        _print(facts)
 
 
 def _look(path: Path, question: str, channels: str, budget: Budget, out: Path | None) -> dict[str, Any]:
@@ -98,6 +98,8 @@ def _look(path: Path, question: str, channels: str, budget: Budget, out: Path | 
     from arr_coc.texture import generate_texture_array
 
     words = standin.split_words(question)
+    if str(path).startswith(("http:", "https:")):
+        raise ValueError(f"{path} is an address; only files are read, so download it first")
     if out is not None:
         check_target(out)
         if out.exists() and path.exists() and out.samefile(path):

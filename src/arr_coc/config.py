@@ -20,8 +20,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from numbers import Integral, Real
+from typing import Any, Literal, SupportsIndex, get_args
 
 from arr_coc._version import __version__
 
@@ -52,15 +55,16 @@ def check_budget(budget: object) -> Budget:
         if budget != "auto":
             raise ValueError(f"`budget` must be an int, a float in (0, 1] or 'auto', got {budget!r}")
         return "auto"
-    if isinstance(budget, bool) or not isinstance(budget, int | float):
+    if isinstance(budget, bool) or not isinstance(budget, Real):
         raise TypeError(f"`budget` must be an int, a float in (0, 1] or 'auto', got {type(budget).__name__}")
-    if isinstance(budget, int):
+    if isinstance(budget, Integral):
         if budget < 1:
             raise ValueError(f"`budget` must be at least 1 token, got {budget}; use 'auto' to let relevance decide")
-        return budget
-    if not 0.0 < budget <= 1.0:
-        raise ValueError(f"`budget` must be in (0, 1] as a ratio, got {budget}; use an int for a number of tokens")
-    return budget
+        return int(budget)
+    ratio = float(budget)
+    if not 0.0 < ratio <= 1.0:
+        raise ValueError(f"`budget` must be in (0, 1] as a ratio, got {ratio}; use an int for a number of tokens")
+    return ratio
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +78,7 @@ class ARRCOCConfig:
             Texture channels, `"core"` (13) or `"full"` (40).
         rank (`int`, *optional*):
             Rank `R` of the learned maps from `D`. By default it is chosen so that the layer has 50 to 300 thousand
-            parameters at any width.
+            parameters at widths from 256 to 8192.
         budget (`int`, `float` or `"auto"`, *optional*, defaults to 0.25):
             Budget of a call that names none. See [`~arr_coc.attending.resolve_budget`].
         min_tokens (`int`, *optional*, defaults to 64):
@@ -83,6 +87,8 @@ class ARRCOCConfig:
             Largest number of tokens that `"auto"` gives.
         gestalt_tokens (`int`, *optional*, defaults to 256):
             Tokens of the low-resolution overview; the `detail_lost` channels are measured at its scale.
+        cell_pixels (`int`, *optional*, defaults to 32):
+            Pixels a side of one token: 32 for Qwen3-VL, 28 for Qwen2-VL and Qwen2.5-VL.
         max_image_pixels (`int`, *optional*, defaults to 256,000,000):
             Larger pictures are refused.
         text_detector (`str`, *optional*):
@@ -112,6 +118,7 @@ class ARRCOCConfig:
     min_tokens: int = 64
     max_tokens: int = 400
     gestalt_tokens: int = 256
+    cell_pixels: int = 32
     max_image_pixels: int = 256_000_000
     text_detector: str | None = None
     base_model_name_or_path: str | None = None
@@ -122,7 +129,16 @@ class ARRCOCConfig:
         # huggingface_hub's `strict` skips its checks on frozen dataclasses, so they are written out here.
         if self.rank is None and isinstance(self.hidden_size, int) and self.hidden_size > 0:
             object.__setattr__(self, "rank", min(64, max(8, 50_000 // self.hidden_size)))
-        for name in ("hidden_size", "rank", "min_tokens", "max_tokens", "gestalt_tokens", "max_image_pixels", "seed"):
+        counts = (
+            "hidden_size",
+            "rank",
+            "min_tokens",
+            "max_tokens",
+            "gestalt_tokens",
+            "cell_pixels",
+            "max_image_pixels",
+        )
+        for name in (*counts, "seed"):
             value, least = getattr(self, name), 0 if name == "seed" else 1
             if isinstance(value, bool) or not isinstance(value, int):
                 raise TypeError(f"`{name}` must be an int, got {type(value).__name__}")
@@ -179,8 +195,8 @@ class ARRCOCConfig:
         return cls.from_dict(values)
 
 
-def check_grid(grid: tuple[int, ...], name: str = "grid") -> Grid:
-    """Return `grid` as `(t, h, w)`; a pair means one frame.
+def check_grid(grid: Sequence[SupportsIndex], name: str = "grid") -> Grid:
+    """Return `grid` as `(t, h, w)` of plain ints; a pair means one frame.
 
     Example:
 
@@ -191,10 +207,13 @@ def check_grid(grid: tuple[int, ...], name: str = "grid") -> Grid:
 
     ```
     """
-    sizes = tuple(grid)
+    try:
+        sizes = [operator.index(side) for side in grid if not isinstance(side, bool)]
+    except TypeError:
+        sizes = []
     if len(sizes) == 2:
-        sizes = (1, *sizes)
-    if len(sizes) != 3 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sizes):
+        sizes = [1, *sizes]
+    if len(sizes) != 3 or min(sizes) < 1:
         raise ValueError(f"`{name}` must be (h, w) or (t, h, w) in whole numbers of at least 1, got {grid!r}")
     return sizes[0], sizes[1], sizes[2]
 

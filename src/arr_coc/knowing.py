@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from arr_coc.config import ARRCOCConfig, Grid
 from arr_coc.mipmaps import halve, resize
+from arr_coc.saliency import structure_of
 from arr_coc.texture import CHANNELS
 
 # Channels whose local diversity is information. Others (places, clusters, memory) start with next to no weight.
@@ -38,12 +39,26 @@ _SPREAD = {"core": "local_variance", "full": "high_pass"}
 HISTOGRAM_BINS = 12
 # Width in cosine over which a word's pull goes smoothly from nothing to its cosine.
 PULL_SOFTNESS = 0.02
+# A word whose cosine varies less than this over the picture points nowhere: encoders drift that much with position.
+FLAT_PULL = 0.04
 
 
 def unit_rows(x: Tensor) -> Tensor:
-    """Rows of length 1; zero rows stay zero, also in half precision, where the usual epsilon is itself zero."""
+    """Rows of length 1; zero rows stay zero. Safe in half precision, where neither a small epsilon nor a large norm is.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc.knowing import unit_rows
+    >>> unit_rows(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).tolist()
+    [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
+
+    ```
+    """
     length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-    return x / length.clamp(min=1e-6).to(x.dtype)
+    inverse = torch.where(length > 0, length, 1.0).reciprocal().clamp(max=6e4)
+    return x * inverse.to(x.dtype)
 
 
 class InformationScorer(nn.Module):
@@ -149,8 +164,7 @@ class Participation(NamedTuple):
     Args:
         score (`Tensor` of shape `[B, t, h, w]`): relevance to the question.
         pull (`Tensor` of shape `[B, Q, t, h, w]`): how much each word pulls at each cell; 0 for padding.
-        match (`Tensor` of shape `[B]`): how far the best pair of word and cell lies above what chance gives, in
-            standard deviations; positive means that the question points somewhere.
+        match (`Tensor` of shape `[B]`): how clearly any one word points to a place; 1 and above is more than chance.
         gestalt (`Tensor` of shape `[B, R]`): the mean token, projected.
         question (`Tensor` of shape `[B, R]`): the mean word, projected.
     """
@@ -214,11 +228,10 @@ class ParticipatoryScorer(nn.Module):
         if word_mask is None:
             word_mask = torch.ones(batch, count, dtype=torch.bool, device=words.device)
         valid = word_mask[:, :, None]  # [B, Q, 1]
-        word_length = torch.linalg.vector_norm(words, dim=-1, dtype=torch.float32).clamp(min=1e-6)  # [B, Q]
-        unit = unit_rows(tokens)
-        cosine = (words @ unit.mT).float() / word_length[:, :, None]  # [B, Q, N]
+        unit, unit_words = unit_rows(tokens), unit_rows(words)
+        cosine = (unit_words @ unit.mT).float()  # [B, Q, N]
         read = F.linear(unit, self.read_tokens.weight.to(tokens.dtype)).float()  # [B, N, R]
-        asked = F.linear(words, self.read_words.weight.to(words.dtype)).float() / word_length[:, :, None]  # [B, Q, R]
+        asked = F.linear(unit_words, self.read_words.weight.to(words.dtype)).float()  # [B, Q, R]
         gestalt = read.mean(dim=1)
         question = (asked * valid).sum(dim=1) / valid.sum(dim=1).clamp(min=1)
         if (grid[1], grid[2]) != cells:
@@ -234,11 +247,11 @@ class ParticipatoryScorer(nn.Module):
         total = soft.sum(dim=1)
         ways = torch.stack([soft.amax(dim=1), total / amount.clamp(min=1), -torch.expm1(-total)], dim=-1)  # [B, N, 3]
         score = (ways @ torch.softmax(self.mix_logits, dim=0)).clamp(max=1)
-        shape = (frames, rows, columns)
+        pull = pull.view(batch, count, frames, rows, columns)
         return Participation(
-            score=score.view(batch, *shape),
-            pull=pull.view(batch, count, *shape),
-            match=_match(pull, amount[:, 0]),
+            score=score.view(batch, frames, rows, columns),
+            pull=pull,
+            match=_match(pull.detach(), amount[:, 0]),
             gestalt=gestalt,
             question=question,
         )
@@ -251,12 +264,9 @@ class ParticipatoryScorer(nn.Module):
         return fine.view(batch, count, -1)
 
 
-def _match(pull: Tensor, words: Tensor) -> Tensor:
-    """Standard deviations by which the best of all pairs exceeds the best that chance would give `[B]`.
-
-    The largest of `n` independent normal values is about `sqrt(2 ln n)`.
-    """
-    pairs = (words * pull.shape[-1]).clamp(min=1)  # [B]
-    # padding is zero and so is each word's mean: sums over all entries are sums over the valid ones
-    deviation = (pull.square().sum(dim=(1, 2)) / pairs).sqrt()
-    return pull.amax(dim=(1, 2)) / deviation.clamp(min=1e-4) - (2 * torch.log(pairs.float())).sqrt()
+def _match(pull: Tensor, amount: Tensor) -> Tensor:
+    """How clearly any one of `amount` `[B]` words `[B, Q, t, h, w]` points to a place `[B]`; 1 is more than chance."""
+    batch, _, frames = pull.shape[:3]
+    by_frame = pull.transpose(1, 2).flatten(0, 1)  # [B * t, Q, h, w]
+    alike, alone = structure_of(by_frame, FLAT_PULL, amount.repeat_interleave(frames))
+    return torch.maximum(alike, alone).view(batch, -1).amax(dim=1)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections import defaultdict
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from arr_coc.attending import Plan, TokenAllocator, finish_plan, picture_structure, resolve_budget
+from arr_coc.attending import Plan, TokenAllocator, finish_plan, resolve_budget
 from arr_coc.balancing import SCORES, AdaptiveTensionBalancer
-from arr_coc.checking import check_inputs, input_extremes, read_report
+from arr_coc.batching import group_queries, pad_words
+from arr_coc.checking import check_inputs, extremes, read_report, record_detector
 from arr_coc.config import ARRCOCConfig, Budget, Grid, cell_count, check_grid
-from arr_coc.graphs import GraphCache
+from arr_coc.graphs import GraphCache, may_replay
 from arr_coc.knowing import InformationScorer, ParticipatoryScorer, PerspectivalScorer, unit_rows
 from arr_coc.mipmaps import resize
+from arr_coc.saliency import picture_structure
 from arr_coc.saving import PretrainedModule
 from arr_coc.selecting import ARRCOCOutput, Selection, TokenSelector, VisualQuery, register_selector
 from arr_coc.texture import (
@@ -51,6 +51,7 @@ class Decision(NamedTuple):
     indices: Tensor
     mask: Tensor
     budgets: Tensor
+    expected: Tensor
     report: Tensor
     texture: Tensor
     pull: Tensor
@@ -88,19 +89,19 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
 
     def __init__(self, config: ARRCOCConfig, text_detector: TextDetector | None = None) -> None:
         super().__init__()
-        if text_detector is not None:
-            name = getattr(text_detector, "__name__", type(text_detector).__name__)
-            config = dataclasses.replace(config, text_detector=name)
-        self.config = config
-        self.text_detector = text_detector
+        self.text_detector: TextDetector | None
+        # not as a submodule, should it be one: it is neither trained nor saved with the layer
+        object.__setattr__(self, "text_detector", text_detector)
+        self.config = record_detector(config, text_detector)
         self.project: nn.Linear | None = None
-        if config.channels == "full":
-            self.project = nn.Linear(config.hidden_size, SEMANTIC_CHANNELS, bias=False)
-        self.information = InformationScorer(config)
-        self.perspectival = PerspectivalScorer(config)
-        self.participatory = ParticipatoryScorer(config)
-        self.balancer = AdaptiveTensionBalancer(config)
-        self.allocator = TokenAllocator(config)
+        with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they were
+            if config.channels == "full":
+                self.project = nn.Linear(config.hidden_size, SEMANTIC_CHANNELS, bias=False)
+            self.information = InformationScorer(config)
+            self.perspectival = PerspectivalScorer(config)
+            self.participatory = ParticipatoryScorer(config)
+            self.balancer = AdaptiveTensionBalancer(config)
+            self.allocator = TokenAllocator(config)
         table = CHANNELS[config.channels]
         structure = torch.tensor([table[name] for name in _STRUCTURE[config.channels]])
         self.register_buffer("structure_channels", structure, persistent=False)
@@ -110,13 +111,26 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
 
     @torch.no_grad()
     def _initialise(self, seed: int) -> None:
-        """Fixed orthogonal projections; the zeros that end a learned correction stay."""
-        generator = torch.Generator().manual_seed(seed)
+        """Fixed orthogonal projections; what ends a learned correction is zero."""
+        generator = torch.Generator("cpu").manual_seed(seed)
+        last = (self.perspectival.correction[-1], self.balancer.correction[-1])
         for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Conv2d) and bool(module.weight.any()):
-                nn.init.orthogonal_(module.weight, generator=generator)
+            if isinstance(module, nn.Linear | nn.Conv2d) and module not in last:
+                # drawn on the CPU, so that a layer made on any device is the same
+                drawn = torch.empty(module.weight.shape, device="cpu")
+                module.weight.copy_(nn.init.orthogonal_(drawn, generator=generator))
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move between devices, but compute in float32 whatever the model around it is cast to."""
+
+        def move(value: Tensor) -> Tensor:
+            moved = fn(value)
+            return moved if moved.dtype == value.dtype else value.to(moved.device)
+
+        result: Self = super()._apply(move, recurse)  # type: ignore[no-untyped-call]
+        return result
 
     def forward(
         self,
@@ -150,14 +164,17 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         frames = check_inputs(self.config, tokens, words, grid, cells, picture, word_mask, previous)
         wanted: Budget = "auto" if count is None else count
         settings = (grid, cells, wanted, previous)
-        inputs = (tokens, words, word_mask, frames)
-        if self._may_replay(tokens, frames, previous):
+        plain = previous is not None or self.text_detector is not None or not self.use_graphs
+        small = frames is None or frames.numel() <= 3 * MOST_REPLAYED_PIXELS
+        if small and not plain and may_replay(tokens):
             weights = tuple(parameter.data_ptr() for parameter in self.parameters())
+            padded, padded_mask = pad_words(words, word_mask)
+            inputs = (tokens, padded, padded_mask, frames)
             decision: Decision = self._graphs(self._decide, inputs, (*settings, weights))
         else:
-            decision = self._decide(*inputs, *settings)
+            decision = self._decide(tokens, words, word_mask, frames, *settings)
         report = read_report(decision.report, tokens.shape[0], frames is not None)
-        plan = Plan(decision.indices, decision.mask, decision.budgets, decision.report)
+        plan = Plan(decision.indices, decision.mask, decision.budgets, decision.expected, decision.report)
         allocation = finish_plan(plan, report, cell_count(cells))
 
         index = allocation.indices
@@ -174,6 +191,7 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
             mask=allocation.mask,
             budgets=allocation.budgets,
             num_kept=allocation.num_kept,
+            expected_tokens=decision.expected,
             relevance=decision.relevance,
             scores=dict(zip(SCORES, decision.scores.unbind(dim=1), strict=True)),
             weights=decision.weights,
@@ -181,21 +199,7 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
             strategy=allocation.strategy,
             reason=allocation.reason,
             texture=decision.texture if details else None,
-            word_pull=decision.pull if details else None,
-        )
-
-    def _may_replay(self, tokens: Tensor, frames: Tensor | None, previous: PreviousFrame | None) -> bool:
-        """Whether a CUDA graph can stand in: inference on plain inputs that are not too large to keep a copy of."""
-        return (
-            self.use_graphs
-            and tokens.is_cuda
-            and not torch.is_grad_enabled()
-            and not torch.is_autocast_enabled("cuda")
-            and not torch.compiler.is_compiling()
-            and not torch.cuda.is_current_stream_capturing()
-            and previous is None
-            and self.text_detector is None
-            and (frames is None or frames.numel() <= 3 * MOST_REPLAYED_PIXELS)
+            word_pull=decision.pull[:, : words.shape[1]] if details else None,
         )
 
     def _decide(
@@ -225,9 +229,12 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
                 structure = picture_structure(seen).view(batch, -1).amax(dim=1)
             # [B, t, C, h, w] -> [B, N, C]
             features = tokens if cells == grid else by_frame.transpose(1, 2).flatten(2).mT
-            extremes = input_extremes(tokens, words, frames)
+            visited = None
+            if previous is not None and previous.fixations is not None:
+                visited = previous.fixations.flatten(1) > 0
+            ends = extremes(tokens, words, balance.relevance, frames)
         plan = self.allocator.plan(
-            balance.relevance, features, balance.tensions, budget, structure, participation.match.detach()
+            balance.relevance, features, balance.tensions, budget, structure, participation.match, visited
         )
         return Decision(
             scores=torch.stack([information, perspectival, participation.score], dim=1),
@@ -237,7 +244,8 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
             indices=plan.indices,
             mask=plan.mask,
             budgets=plan.budgets,
-            report=torch.cat([extremes, plan.report.flatten()]),
+            expected=plan.expected,
+            report=torch.cat([ends, plan.report.flatten()]),
             texture=by_frame,
             pull=participation.pull,
         )
@@ -261,7 +269,7 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
                 return blank
             first = table["semantic_0"]
             return torch.cat([blank[:, :first], semantic, blank[:, first + SEMANTIC_CHANNELS :]], dim=1)
-        if previous is None and cells[0] > 1:
+        if previous is None and cells[0] > 1 and self.config.channels == "full":
             clips = frames.view(-1, cells[0], *frames.shape[1:])
             previous = PreviousFrame(torch.cat([clips[:, :1], clips[:, :-1]], dim=1).flatten(0, 1))
         return generate_texture_array(
@@ -272,31 +280,15 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
             semantic=semantic,
             text_detector=self.text_detector,
             gestalt_tokens=self.config.gestalt_tokens,
+            cell_pixels=self.config.cell_pixels,
             check_values=False,
         ).float()
 
     def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:
         """Choose tokens of pictures of any sizes; those of one size go through the layer together."""
-        groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
-        for place, query in enumerate(queries):
-            shape = None if query.picture is None else (tuple(query.picture.shape), query.picture.dtype)
-            groups[query.grid, query.cells, shape].append(place)
         selections: dict[int, Selection] = {}
-        for places in groups.values():
-            group = [queries[place] for place in places]
-            words = nn.utils.rnn.pad_sequence([query.words for query in group], batch_first=True)  # [B, Q, D]
-            lengths = torch.tensor([query.words.shape[0] for query in group])
-            mask = (torch.arange(words.shape[1]) < lengths[:, None]).to(words.device)
-            pictures = [query.picture for query in group if query.picture is not None]
-            output = self(
-                torch.stack([query.tokens for query in group]),
-                words,
-                grid=group[0].grid,
-                cells=group[0].cells,
-                picture=torch.stack(pictures) if pictures else None,
-                word_mask=mask,
-                budget=budget,
-            )
+        for places, inputs in group_queries(queries):
+            output = self(**inputs, budget=budget)
             for row, place in enumerate(places):
                 one = output.picture(row)
                 gate = _gate(one.budgets[0]) if one.budgets.requires_grad else None
@@ -322,16 +314,12 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         kept = output.kept_mask()[:, -1]
         looked = kept.float()
         age = torch.ones_like(looked)
-        if previous is not None:
-            age = age if previous.age is None else previous.age + 1
-            if previous.fixations is not None:
-                looked = looked * (1 - FIXATION_FADE) + previous.fixations * FIXATION_FADE
-        relevance = output.relevance[:, -1].detach()
-        return PreviousFrame(picture, relevance, age.masked_fill(kept, 0.0), looked)
-
-    def num_parameters(self) -> int:
-        """Number of trainable parameters."""
-        return sum(parameter.numel() for parameter in self.parameters())
+        if previous is not None and previous.age is not None:
+            age = previous.age + 1
+        if previous is not None and previous.fixations is not None:
+            looked = torch.maximum(looked, previous.fixations * FIXATION_FADE)
+        frame = picture[:, -1] if picture.ndim == 5 else picture
+        return PreviousFrame(frame, output.relevance[:, -1].detach(), age.masked_fill(kept, 0.0), looked)
 
 
 def _gate(budgets: Tensor) -> Tensor:

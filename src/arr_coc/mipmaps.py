@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from arr_coc.constants import constant
 
 # A cell keeps at least this many samples a side in the reduced picture: 28- and 32-pixel cells are halved once.
 SAMPLES_PER_CELL = 14
@@ -43,17 +44,16 @@ def pool_to(x: Tensor, size: tuple[int, int]) -> Tensor:
     return x
 
 
-@lru_cache(maxsize=256)
+@constant
 def _bilinear_weights(source: int, target: int, device: torch.device) -> Tensor:
     """Matrix `[target, source]` of bilinear sampling along one side, pixel centres aligned."""
-    with torch.inference_mode(False):  # a cached tensor must also serve calls outside inference mode
-        place = ((torch.arange(target) + 0.5) * (source / target) - 0.5).clamp(0, source - 1)
-        low = place.long().clamp(max=max(0, source - 2))
-        weights = torch.zeros(target, source)
-        rows = torch.arange(target)
-        weights[rows, low] = 1 - (place - low)
-        weights[rows, (low + 1).clamp(max=source - 1)] += place - low
-        return weights.to(device)
+    place = ((torch.arange(target) + 0.5) * (source / target) - 0.5).clamp(0, source - 1)
+    low = place.long().clamp(max=max(0, source - 2))
+    weights = torch.zeros(target, source)
+    rows = torch.arange(target)
+    weights[rows, low] = 1 - (place - low)
+    weights[rows, (low + 1).clamp(max=source - 1)] += place - low
+    return weights.to(device)
 
 
 def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
@@ -76,11 +76,10 @@ def luminance(colour: Tensor) -> Tensor:
     return (red.float() * LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
 
 
-@lru_cache(maxsize=32)
+@constant
 def _sobel_kernel(device: torch.device) -> Tensor:
-    with torch.inference_mode(False):
-        x = torch.tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]], device=device) / 8
-        return torch.stack([x, x.T])[:, None]  # [2, 1, 3, 3]
+    x = torch.tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]], device=device) / 8
+    return torch.stack([x, x.T])[:, None]  # [2, 1, 3, 3]
 
 
 def gradient(intensity: Tensor) -> tuple[Tensor, Tensor]:
@@ -171,9 +170,15 @@ def build_mipmaps(picture: Tensor, grid: tuple[int, int], coarsest: int) -> Mipm
     height, width = picture.shape[-2:]
     level = working_level(height, width, grid)
     luma = luminance(picture)
-    current = torch.cat([luma, luma * luma], dim=1)  # [B, 2, H, W]
-    moments: list[Tensor | None] = [current if level == 0 else None]
-    for _ in range(max(level, coarsest)):
+    moments: list[Tensor | None]
+    if level == 0 or (height, width) == (1, 1):
+        current = torch.cat([luma, luma * luma], dim=1)  # [B, 2, H, W]
+        moments = [current]
+    else:  # level 0 is not needed: halving before joining keeps one full-size map at a time
+        mean = halve(luma)
+        current = torch.cat([mean, halve(luma.square_())], dim=1)  # [B, 2, H / 2, W / 2]
+        moments = [None, current]
+    for _ in range(len(moments) - 1, max(level, coarsest)):
         if current.shape[-2:] == (1, 1):
             break
         current = halve(current)

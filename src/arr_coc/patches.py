@@ -11,14 +11,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from arr_coc.constants import constant
+
 # What Qwen2-VL and Qwen2.5-VL normalise with; Qwen3-VL uses 0.5 throughout.
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)
 
 
-def _constant(values: Sequence[float], like: Tensor) -> Tensor:
-    return torch.tensor(tuple(values), dtype=torch.float32, device=like.device).view(3, 1, 1)
+@constant
+def _colour(values: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=device).view(3, 1, 1)
 
 
 def patches_from_picture(
@@ -63,7 +66,8 @@ def patches_from_picture(
     if height % cell or width % cell or 0 in picture.shape:
         raise ValueError(f"`picture` sides must be multiples of {cell} pixels, got {height}x{width}; resize it first")
     missing = -frames % temporal_patch_size
-    normal = (picture.float() - _constant(image_mean, picture)) / _constant(image_std, picture)
+    mean, std = _colour(tuple(image_mean), picture.device), _colour(tuple(image_std), picture.device)
+    normal = (picture.float() - mean) / std
     if missing:
         normal = torch.cat([normal, normal[-1:].expand(missing, -1, -1, -1)])
     t, h, w = (frames + missing) // temporal_patch_size, height // patch_size, width // patch_size
@@ -116,7 +120,7 @@ def picture_from_patches(
         raise ValueError(f"`grid_thw` names {sum(counts)} patches, `pixel_values` has {pixel_values.shape[0]}")
     if any(h % merge_size or w % merge_size for _, h, w in grids):
         raise ValueError(f"`grid_thw` sides must be multiples of the merge size {merge_size}, got {grids}")
-    mean, std = _constant(image_mean, pixel_values), _constant(image_std, pixel_values)
+    mean, std = _colour(tuple(image_mean), pixel_values.device), _colour(tuple(image_std), pixel_values.device)
     pictures = []
     for rows, (t, h, w) in zip(torch.split(pixel_values, counts), grids, strict=True):
         # [t, h/m, w/m, m, m, C, T, P, P] -> [t, T, C, h/m, m, P, w/m, m, P]

@@ -7,22 +7,24 @@ analysis", with the mean of the whole picture as the last surround, so that the 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from arr_coc.constants import constant
 from arr_coc.mipmaps import halve, peak_to, pool_to, resize
 
 EDGE_THRESHOLD = 0.12
 CLUSTERS = 3
-# Cells are compared with at most this many others a side to judge how rare their colour is.
-RARITY_SAMPLES = 16
+# Cells are compared with at most this many others to judge how rare their colour is.
+RARITY_SAMPLES = 256
 RARITY_FLOOR = 1e-3
 COLOUR_BANDWIDTH = 0.1
 # The exact distance transform is quadratic along a side; finer grids are halved until they are no larger than this.
 DISTANCE_SIDE = 128
+# Autocorrelation of neighbouring cells from which on there are things in a picture of 256 cells or more.
+LEAST_ALIKE = 0.29
 
 
 def opponent_colours(colour: Tensor) -> Tensor:
@@ -45,26 +47,33 @@ def centre_surround(features: Tensor, grid: tuple[int, int]) -> Tensor:
     for _ in range(3):
         pyramid.append(halve(pyramid[-1]))
     overall = pyramid[1].mean(dim=(-2, -1), keepdim=True)  # [B, 5, 1, 1]
-    total: Tensor | None = None
-    for centre in (pyramid[1], half):
-        size = (centre.shape[-2], centre.shape[-1])
-        near, far = (resize(level, size) for level in pyramid[3:])
-        # the three surrounds of one centre side by side: [3, B, 5, *, *]
-        squared = torch.stack([centre - near, centre - far, centre - overall]).square_()
-        contrast = torch.stack(
-            [squared[:, :, 0], squared[:, :, 1] + squared[:, :, 2], squared[:, :, 3] + squared[:, :, 4]], dim=2
-        )
-        contrast = pool_to(contrast.sqrt_().mean(dim=0), grid)  # [B, 3, h, w]
-        total = contrast if total is None else total + contrast
-    return total.clamp_(max=1) if total is not None else pyramid[1][:, :3]
+    near, far = pyramid[3:]
+    contrasts = [_contrast(centre, near, far, overall, grid) for centre in pyramid[:2]]
+    return (contrasts[0] + contrasts[1]).clamp_(max=1)
+
+
+def _contrast(centre: Tensor, near: Tensor, far: Tensor, overall: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Mean difference `[B, 3, h, w]` of one level `[B, 5, *, *]` from three surroundings."""
+    size = (centre.shape[-2], centre.shape[-1])
+    squared = torch.stack([centre - resize(near, size), centre - resize(far, size), centre - overall]).square_()
+    intensity, colour, edges = squared[:, :, :1], squared[:, :, 1:3], squared[:, :, 3:]  # [3, B, 1 or 2, *, *]
+    length = torch.cat([intensity, colour.sum(dim=2, keepdim=True), edges.sum(dim=2, keepdim=True)], dim=2).sqrt_()
+    return pool_to(length.mean(dim=0), grid)
+
+
+@constant
+def _sampled_cells(count: int, device: torch.device) -> Tensor:
+    """Up to 256 cells in no regular pattern, which tiles and windows could fall in step with."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    return order[:RARITY_SAMPLES].sort().values.to(device)
 
 
 def colour_rarity(cells: Tensor) -> Tensor:
     """How rare a cell's colour is in its picture `[B, 1, h, w]`: 0 if all cells have it, 1 if hardly any does."""
     batch, _, rows, columns = cells.shape
-    size = (min(rows, RARITY_SAMPLES), min(columns, RARITY_SAMPLES))
-    others = F.interpolate(cells, size=size, mode="nearest-exact").flatten(2).mT  # [B, S, 3]
-    squared = _squared_distance(cells.flatten(2).mT, others)  # [B, N, S]
+    points = cells.flatten(2).mT  # [B, N, 3]
+    others = points.index_select(1, _sampled_cells(rows * columns, cells.device))  # [B, S, 3]
+    squared = _squared_distance(points, others)  # [B, N, S]
     density = squared.mul_(-0.5 / COLOUR_BANDWIDTH**2).exp_().mean(dim=-1)  # [B, N]
     rarity = (density + RARITY_FLOOR).log_() / math.log(RARITY_FLOOR)
     return rarity.clamp_(0, 1).view(batch, 1, rows, columns)
@@ -123,11 +132,10 @@ def stroke_density(gradients: Tensor, grid: tuple[int, int]) -> Tensor:
     return (3 * pool_to(density, grid)).clamp_(max=1)
 
 
-@lru_cache(maxsize=32)
+@constant
 def _squared_offsets(side: int, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):
-        index = torch.arange(side, device=device, dtype=torch.float32)
-        return (index[:, None] - index[None]).square_()  # [side, side]
+    index = torch.arange(side, device=device, dtype=torch.float32)
+    return (index[:, None] - index[None]).square_()  # [side, side]
 
 
 def edge_distance(magnitude: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -146,3 +154,45 @@ def edge_distance(magnitude: Tensor, grid: tuple[int, int]) -> Tensor:
     across = (along.mT[:, :, None, :] + _squared_offsets(rows, edges.device)).amin(dim=-1)
     distance = (across.mT / reach).clamp_(max=1).sqrt_()
     return resize(distance[:, None], grid)
+
+
+@constant
+def _neighbours(channels: int, device: torch.device) -> Tensor:
+    """Kernel `[C, 1, 5, 5]` that averages the eight cells one and two steps up, down, left and right."""
+    kernel = torch.zeros(5, 5)
+    kernel[2] = kernel[:, 2] = 1 / 8
+    kernel[2, 2] = 0
+    return kernel.expand(channels, 1, 5, 5).contiguous().to(device)
+
+
+def structure_of(maps: Tensor, floor: float = 0.01, chances: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """How much maps `[B, C, h, w]` are more than noise, in two ways `[B, C]`; 1 and above has structure.
+
+    Things make neighbouring cells alike (autocorrelation over one and two cells) or stand alone (an outlier beyond
+    what chance gives). Noise, flat fields and splatter do neither. On small grids neither can be told from chance,
+    so that less is asked.
+
+    Args:
+        maps (`Tensor` of shape `[B, C, h, w]`): any values.
+        floor (`float`, *optional*, defaults to 0.01): deviation below which a map counts as flat.
+        chances (`Tensor` of shape `[B]`, *optional*): how many maps are tried for an outlier, one by default.
+    """
+    count = maps.shape[-2] * maps.shape[-1]
+    centred = maps - maps.mean(dim=(-2, -1), keepdim=True)
+    variance = centred.square().mean(dim=(-2, -1)) + floor**2
+    around = F.conv2d(centred, _neighbours(maps.shape[1], maps.device), padding=2, groups=maps.shape[1])
+    alike = (centred * around).mean(dim=(-2, -1)) / variance
+    alone = centred.abs().amax(dim=(-2, -1)) / variance.sqrt()
+    least_alike = LEAST_ALIKE * min(1.0, math.sqrt(count / 256))
+    # the largest of n independent normal values is about sqrt(2 ln n)
+    least_alone = math.sqrt(2 * math.log(max(2, count))) + 0.6
+    if chances is None:
+        return alike / least_alike, alone / least_alone
+    tried = (2 * (math.log(max(2, count)) + chances.clamp(min=1).float().log())).sqrt() + 0.6  # [B]
+    return alike / least_alike, alone / tried[:, None]
+
+
+def picture_structure(maps: Tensor) -> Tensor:
+    """Structure `[B]` of a picture whose channels `[B, C, h, w]` show it together."""
+    alike, alone = structure_of(maps)
+    return torch.maximum(alike.mean(dim=-1), alone.mean(dim=-1))

@@ -6,6 +6,7 @@ neither, and writes every file aside before it takes its name.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from arr_coc._version import __version__
 from arr_coc.config import ARRCOCConfig
 
 WEIGHTS_NAME = "model.safetensors"
@@ -32,6 +34,10 @@ class PretrainedModule(nn.Module):
     """A module with a config that can be saved, loaded and pushed to the Hub."""
 
     config: ARRCOCConfig
+
+    def num_parameters(self) -> int:
+        """Number of parameters."""
+        return sum(parameter.numel() for parameter in self.parameters())
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Write `config.json` and `model.safetensors` into a directory, which is made if need be."""
@@ -44,7 +50,8 @@ class PretrainedModule(nn.Module):
         config_aside = directory / f".{CONFIG_NAME}.{os.getpid()}"
         try:
             save_file(state, weights_aside, metadata={"format": "pt"})
-            config_aside.write_text(self.config.to_json(), encoding="utf-8")
+            config = dataclasses.replace(self.config, arr_coc_version=__version__)
+            config_aside.write_text(config.to_json(), encoding="utf-8")
             weights_aside.replace(directory / WEIGHTS_NAME)
             config_aside.replace(directory / CONFIG_NAME)
         finally:

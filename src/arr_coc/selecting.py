@@ -21,7 +21,13 @@ LayerReader = Callable[[int], Tensor]
 _SAME_AS_GRID: Grid = (0, 0, 0)
 
 
-@dataclass(frozen=True)
+def check_cells(cells: Grid, grid: Grid) -> None:
+    """Refuse cells that are not the tokens' grid or a finer one."""
+    if cells[0] != grid[0] or cells[1] < grid[1] or cells[2] < grid[2]:
+        raise ValueError(f"`cells` must have the frames of `grid` {grid} and be no coarser, got {cells}")
+
+
+@dataclass(frozen=True, eq=False)
 class VisualQuery:
     """One picture or clip as a selector sees it.
 
@@ -66,8 +72,7 @@ class VisualQuery:
             raise ValueError(f"`words` must have shape [Q, {self.tokens.shape[1]}], got {tuple(self.words.shape)}")
         if self.words.shape[0] == 0:
             raise ValueError("`words` is empty; a query needs at least one word")
-        if cells[0] != grid[0]:
-            raise ValueError(f"`cells` must have the {grid[0]} frames of `grid`, got {cells[0]}")
+        check_cells(cells, grid)
         if self.picture is not None and (
             self.picture.ndim != 4 or self.picture.shape[:2] != (grid[0], 3) or 0 in self.picture.shape
         ):
@@ -88,7 +93,7 @@ class VisualQuery:
         return reader(layer)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ARRCOCOutput:
     """What an [`ARRCOCLayer`] saw and chose, for a batch of pictures of one grid, right-padded.
 
@@ -98,6 +103,7 @@ class ARRCOCOutput:
         mask (`Tensor` of shape `[B, Kmax]`): False where padded.
         budgets (`Tensor` of shape `[B, Kmax]`): relevance of each kept cell.
         num_kept (`Tensor` of shape `[B]`): how many cells were kept, on the host.
+        expected_tokens (`Tensor` of shape `[B]`): what `"auto"` would keep, before rounding; differentiable.
         relevance (`Tensor` of shape `[B, t, h, w]`): of every cell, in [0, 1].
         scores (`Mapping[str, Tensor]`): the three score maps `[B, t, h, w]` by name.
         weights (`Tensor` of shape `[B, 3]`): of the three scores.
@@ -113,6 +119,7 @@ class ARRCOCOutput:
     mask: Tensor
     budgets: Tensor
     num_kept: Tensor
+    expected_tokens: Tensor
     relevance: Tensor
     scores: Mapping[str, Tensor]
     weights: Tensor
@@ -142,6 +149,7 @@ class ARRCOCOutput:
 
     def picture(self, index: int) -> ARRCOCOutput:
         """The output of one picture of the batch, without padding."""
+        index = range(len(self.strategy))[index]
         kept = int(self.num_kept[index])
         one = slice(index, index + 1)
         return ARRCOCOutput(
@@ -150,6 +158,7 @@ class ARRCOCOutput:
             mask=self.mask[one, :kept],
             budgets=self.budgets[one, :kept],
             num_kept=self.num_kept[one],
+            expected_tokens=self.expected_tokens[one],
             relevance=self.relevance[one],
             scores={name: value[one] for name, value in self.scores.items()},
             weights=self.weights[one],
@@ -161,7 +170,7 @@ class ARRCOCOutput:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Selection:
     """The tokens that stay of one picture or clip.
 

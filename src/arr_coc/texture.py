@@ -1,15 +1,15 @@
 """Texture: a cheap multi-channel description `[B, C, h, w]` of the picture on the token grid.
 
 One pass over the pixels (`mipmaps.py`) gives block means and variances; every channel follows from these on the
-reduced picture. To change or add a channel, change its name in `CHANNELS` and the function below that fills it.
+reduced picture. To change a channel, find its name below; to add one, add its name to the table and fill it under
+that name: the table alone decides the order.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from types import MappingProxyType
 
 import torch
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arr_coc.config import CHANNEL_SETS, ChannelSet
+from arr_coc.constants import constant
 from arr_coc.mipmaps import Mipmaps, build_mipmaps, gradient, halve, luminance, pool_to
 from arr_coc.patches import patches_from_picture, picture_from_patches
 from arr_coc.saliency import (
@@ -48,14 +49,15 @@ _CORE = (
     *("saliency_intensity", "saliency_color", "saliency_orientation"),
     *("local_variance", "color_rarity"),
 )
+_TEMPORAL = ("motion", "carried_relevance", "carried_age", "carried_trust", "motion_boost", "fixation_history")
 _FULL = (
     *("red", "green", "blue", "y", "x", "eccentricity"),
     *("edges", "inverted_edges", "high_pass", "low_pass"),
-    *("motion", "saliency", "edge_distance"),
+    *(_TEMPORAL[0], "saliency", "edge_distance"),
     *("cluster_largest", "cluster_second", "cluster_third"),
     "text",
     *(f"semantic_{i}" for i in range(SEMANTIC_CHANNELS)),
-    *("carried_relevance", "carried_age", "carried_trust", "motion_boost", "fixation_history"),
+    *_TEMPORAL[1:],
     *("detail_lost", "detail_lost_octave"),
 )
 CHANNELS: Mapping[str, Mapping[str, int]] = MappingProxyType(
@@ -70,7 +72,7 @@ TextDetector = Callable[[Tensor], Tensor]
 """Takes the picture `[B, 3, H, W]`, returns text likelihood `[B, h', w']` in [0, 1] at any size."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PreviousFrame:
     """What is remembered of the frame before, for the temporal channels of a stream.
 
@@ -111,6 +113,7 @@ def generate_texture_array(
     semantic: Tensor | None = None,
     text_detector: TextDetector | None = None,
     gestalt_tokens: int = 256,
+    cell_pixels: int = 32,
     check_values: bool = True,
 ) -> Tensor:
     """Describe a picture on the token grid. Every channel lies in [0, 1].
@@ -124,6 +127,7 @@ def generate_texture_array(
             the only channels that carry a gradient. Without it they are 0.5, which says nothing.
         text_detector (`Callable`, *optional*): replaces stroke density in the `text` channel.
         gestalt_tokens (`int`, *optional*, defaults to 256): size of the overview, sets the scale of `detail_lost`.
+        cell_pixels (`int`, *optional*, defaults to 32): pixels a side that the encoder makes one token of.
         check_values (`bool`, *optional*, defaults to `True`): refuse NaN and values outside [0, 1]; costs one
             transfer from the device, so that the layer turns it off and checks together with all else.
 
@@ -141,51 +145,75 @@ def generate_texture_array(
     ```
     """
     grid = _check_inputs(image, grid, channels, semantic)
-    if check_values:
-        check_range(image)
+    if channels == "core" and (previous is not None or text_detector is not None):
+        raise ValueError("`previous` and `text_detector` belong to channels='full'; the core set has no such channels")
     if isinstance(previous, Tensor):
         previous = PreviousFrame(previous)
+    if check_values:
+        check_range(image)
+        if previous is not None:
+            check_range(previous.picture, "previous")
+        if semantic is not None:
+            check_range(semantic.detach(), "semantic")
     with torch.no_grad():
-        octave = 0.5 * math.log2(max(1.0, grid[0] * grid[1] / gestalt_tokens))
+        # octaves between the picture and a gestalt of so many tokens, each of `cell_pixels` a side
+        octave = 0.5 * math.log2(max(1.0, image.shape[-2] * image.shape[-1] / (gestalt_tokens * cell_pixels**2)))
         maps = build_mipmaps(image, grid, coarsest=math.ceil(octave) + 1)
-        if channels == "core":
-            return _core_channels(maps).to(image.dtype)
-        before = _still(maps) if previous is None else _temporal(maps, image, previous)
-        text = None if text_detector is None else _detected_text(text_detector, image, grid)
-        left, right = _full_channels(maps, before, text, octave)
-    if semantic is None:
-        semantic = left.new_full((left.shape[0], SEMANTIC_CHANNELS, *grid), 0.5)
-    return torch.cat([left, semantic.to(left.dtype), right], dim=1).to(image.dtype)
+        by_name = _place_channels(maps) | _core_channels(maps)
+        if channels == "full":
+            text = None if text_detector is None else _detected_text(text_detector, image, grid)
+            by_name |= _full_channels(maps, by_name, text, octave) | _temporal_channels(maps, image, previous)
+    if channels == "full":
+        if semantic is None:
+            semantic = maps.cells.new_full((image.shape[0], SEMANTIC_CHANNELS, *grid), 0.5)
+        by_name |= _named((f"semantic_{i}" for i in range(SEMANTIC_CHANNELS)), semantic.to(maps.cells.dtype))
+    # the table alone decides the order
+    return torch.cat([by_name[name] for name in CHANNELS[channels]], dim=1).to(image.dtype)
 
 
-def _core_channels(maps: Mipmaps) -> Tensor:
+def _named(names: Iterable[str], maps: Tensor) -> dict[str, Tensor]:
+    """The channels of `[B, C, h, w]` as `[B, 1, h, w]` by name."""
+    return dict(zip(names, maps.split(1, dim=1), strict=True))  # type: ignore[no-untyped-call]
+
+
+def _place_channels(maps: Mipmaps) -> dict[str, Tensor]:
+    place = _positions(maps.grid, maps.cells.device).expand(maps.cells.shape[0], -1, -1, -1)
+    return _named(("red", "green", "blue"), maps.cells) | _named(("y", "x", "eccentricity"), place)
+
+
+def _core_channels(maps: Mipmaps) -> dict[str, Tensor]:
     gradients, magnitude = gradient(maps.intensity)
-    signed = (0.5 + pool_to(gradients, maps.grid)).clamp_(0, 1)
-    strength = (2 * pool_to(magnitude, maps.grid)).clamp_(max=1)
     contrast = centre_surround(_features(maps, gradients, magnitude), maps.grid)
-    place = _positions(maps.grid, maps.cells.device)[:, :2].expand(maps.cells.shape[0], -1, -1, -1)
-    return torch.cat(
-        [maps.cells, place, signed, strength, contrast, maps.cell_deviation(), colour_rarity(maps.cells)], dim=1
-    )
+    return {
+        **_named(("sobel_x", "sobel_y"), (0.5 + pool_to(gradients, maps.grid)).clamp_(0, 1)),
+        "sobel_magnitude": (2 * pool_to(magnitude, maps.grid)).clamp_(max=1),
+        **_named(("saliency_intensity", "saliency_color", "saliency_orientation"), contrast),
+        "local_variance": maps.cell_deviation(),
+        "color_rarity": colour_rarity(maps.cells),
+        # for the full set, which measures strokes and distances on them
+        "_gradients": gradients,
+        "_magnitude": magnitude,
+        "_contrast": contrast,
+    }
 
 
-def _full_channels(maps: Mipmaps, before: Tensor, text: Tensor | None, octave: float) -> tuple[Tensor, Tensor]:
-    """Channels before and after the semantic ones; `before` is motion and the five temporal maps."""
-    gradients, magnitude = gradient(maps.intensity)
-    edges = (2 * pool_to(magnitude, maps.grid)).clamp_(max=1)
+def _full_channels(maps: Mipmaps, core: dict[str, Tensor], text: Tensor | None, octave: float) -> dict[str, Tensor]:
+    edges = core["sobel_magnitude"]
     high = maps.deviation(maps.level + 1)
     grey = pool_to(maps.intensity, maps.grid)
-    low = F.avg_pool2d(grey, 3, stride=1, padding=1, count_include_pad=False)
-    contrast = centre_surround(_features(maps, gradients, magnitude), maps.grid)
-    saliency = contrast.mean(dim=1, keepdim=True) * (0.5 + 0.5 * colour_rarity(maps.cells))
     clusters = cluster_cells(torch.cat([grey, opponent_colours(maps.cells), edges, high], dim=1))
-    place = _positions(maps.grid, maps.cells.device).expand(maps.cells.shape[0], -1, -1, -1)
-    if text is None:
-        text = stroke_density(gradients, maps.grid)
-    distance = edge_distance(magnitude, maps.grid)
-    left = [maps.cells, place, edges, 1 - edges, high, low, before[:, :1], saliency, distance, clusters, text]
-    right = [before[:, 1:], maps.deviation(octave), maps.deviation(octave + 1)]
-    return torch.cat(left, dim=1), torch.cat(right, dim=1)
+    return {
+        "edges": edges,
+        "inverted_edges": 1 - edges,
+        "high_pass": high,
+        "low_pass": F.avg_pool2d(grey, 3, stride=1, padding=1, count_include_pad=False),
+        "saliency": core["_contrast"].mean(dim=1, keepdim=True) * (0.5 + 0.5 * core["color_rarity"]),
+        "edge_distance": edge_distance(core["_magnitude"], maps.grid),
+        **_named(("cluster_largest", "cluster_second", "cluster_third"), clusters),
+        "text": stroke_density(core["_gradients"], maps.grid) if text is None else text,
+        "detail_lost": maps.deviation(octave),
+        "detail_lost_octave": maps.deviation(octave + 1),
+    }
 
 
 def _features(maps: Mipmaps, gradients: Tensor, magnitude: Tensor) -> Tensor:
@@ -193,46 +221,42 @@ def _features(maps: Mipmaps, gradients: Tensor, magnitude: Tensor) -> Tensor:
     return torch.cat([maps.intensity, opponent_colours(maps.colour) / 2, 2 * orientation(gradients, magnitude)], dim=1)
 
 
-@lru_cache(maxsize=32)
+@constant
 def _positions(grid: tuple[int, int], device: torch.device) -> Tensor:
     """y, x and eccentricity `[1, 3, h, w]`, made once per grid and device."""
-    with torch.inference_mode(False):
-        y = torch.linspace(0, 1, grid[0], device=device)[:, None].expand(grid)
-        x = torch.linspace(0, 1, grid[1], device=device)[None].expand(grid)
-        centre = [0.0 if side == 1 else 0.5 for side in grid]
-        distance = (2 * ((y - centre[0]).square() + (x - centre[1]).square())).sqrt()
-        return torch.stack([y, x, distance.clamp(max=1)])[None]
+    y = torch.linspace(0, 1, grid[0], device=device)[:, None].expand(grid)
+    x = torch.linspace(0, 1, grid[1], device=device)[None].expand(grid)
+    centre = [0.0 if side == 1 else 0.5 for side in grid]
+    distance = (2 * ((y - centre[0]).square() + (x - centre[1]).square())).sqrt()
+    return torch.stack([y, x, distance.clamp(max=1)])[None]
 
 
-def _still(maps: Mipmaps) -> Tensor:
-    """Motion and the five temporal channels of a picture with no past: nothing."""
-    return maps.cells.new_zeros(maps.cells.shape[0], 6, *maps.grid)
-
-
-def _temporal(maps: Mipmaps, image: Tensor, previous: PreviousFrame) -> Tensor:
-    """Motion, carried relevance, its age, the trust left in it, motion boost, fixation history `[B, 6, h, w]`."""
+def _temporal_channels(maps: Mipmaps, image: Tensor, previous: PreviousFrame | None) -> dict[str, Tensor]:
+    """Motion, and what is remembered; nothing for a picture with no past."""
+    nothing = maps.cells.new_zeros(maps.cells.shape[0], 1, *maps.grid)
+    if previous is None:
+        return dict.fromkeys(_TEMPORAL, nothing)
     if previous.picture.shape != image.shape:
         raise ValueError(
             f"`previous` must have the picture's shape {tuple(image.shape)}, got {tuple(previous.picture.shape)}"
         )
-    reduced = previous.picture
+    last = luminance(previous.picture)
     for _ in range(maps.level):
-        reduced = halve(reduced)
-    last = luminance(reduced)
+        last = halve(last)
     motion = (2 * pool_to((maps.intensity - last).abs_(), maps.grid)).clamp_(max=1)  # [B, 1, h, w]
-    zeros = torch.zeros_like(motion)
-    expected = (motion.shape[0], *maps.grid)
-    known: list[Tensor] = []
+    known = {}
     for name in ("relevance", "age", "fixations"):
         value = getattr(previous, name)
+        expected = (image.shape[0], *maps.grid)
         if value is not None and tuple(value.shape) != expected:
             raise ValueError(f"`previous.{name}` must have shape {expected}, got {tuple(value.shape)}")
-        known.append(zeros if value is None else value[:, None].float())
-    relevance, age, fixations = known
-    carried = _carry(relevance, pool_to(previous.picture, maps.grid).float(), maps.cells)
-    trust = torch.exp(-age / (MEMORY_FRAMES / math.log(4)))
-    boost = motion * (0.5 + 0.5 * carried)
-    return torch.cat([motion, carried, 1 - trust, carried * trust, boost, fixations], dim=1).clamp_(0, 1)
+        known[name] = nothing if value is None else value[:, None].float()
+    carried = nothing
+    if previous.relevance is not None:
+        carried = _carry(known["relevance"], pool_to(previous.picture, maps.grid).float(), maps.cells)
+    trust = torch.exp(-known["age"] * (math.log(4) / MEMORY_FRAMES))
+    channels = (motion, carried, 1 - trust, carried * trust, motion * (0.5 + 0.5 * carried), known["fixations"])
+    return {name: value.clamp(0, 1) for name, value in zip(_TEMPORAL, channels, strict=True)}
 
 
 def _carry(relevance: Tensor, last: Tensor, now: Tensor) -> Tensor:
@@ -278,7 +302,8 @@ def _check_inputs(image: Tensor, grid: tuple[int, int], channels: str, semantic:
     if image.ndim != 4 or image.shape[1] != 3 or 0 in image.shape:
         raise ValueError(f"`image` must have shape [B, 3, H, W] with no empty side, got {tuple(image.shape)}")
     if image.dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        raise TypeError(f"`image` must be float16, bfloat16 or float32 in [0, 1], got {image.dtype}; use `image / 255`")
+        fix = "use `.float()`" if image.is_floating_point() else "use `image / 255`"
+        raise TypeError(f"`image` must be float16, bfloat16 or float32 in [0, 1], got {image.dtype}; {fix}")
     if len(grid) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in grid):
         raise ValueError(f"`grid` must be (rows, columns) in whole numbers of at least 1, got {grid!r}")
     if semantic is not None:
