@@ -8,23 +8,18 @@ process, so that the ratio is the figure to look at. Pictures have 32 pixels a c
 
 from __future__ import annotations
 
-import gc
 import json
-import platform
-import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import torch
-import transformers
 import typer
+from timing import Clock, machine
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
-import arr_coc
 from arr_coc import ARRCOCConfig, ARRCOCLayer, generate_texture_array
 from arr_coc.attending import finish_plan
 from arr_coc.graphs import GraphCache
@@ -61,44 +56,6 @@ class Scored(NamedTuple):
     match: torch.Tensor
     gestalt: torch.Tensor
     question: torch.Tensor
-
-
-class Clock:
-    """Times a call on one device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.cuda = device.type == "cuda"
-
-    def synchronise(self) -> None:
-        if self.cuda:
-            torch.cuda.synchronize()
-
-    def once(self, call: Callable[[], object]) -> float:
-        self.synchronise()
-        start = time.perf_counter()
-        call()
-        self.synchronise()
-        return 1e3 * (time.perf_counter() - start)
-
-    def peak(self, call: Callable[[], object]) -> float | None:
-        """Megabytes that a plain call takes beyond its inputs; a replayed graph holds about as much for good."""
-        if not self.cuda:
-            return None
-        call()
-        gc.collect()
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        call()
-        torch.cuda.synchronize()
-        return round((torch.cuda.max_memory_allocated() - before) / 1e6, 1)
-
-    def measure(self, call: Callable[[], object], repeats: int, warm_up: int) -> dict[str, float | int]:
-        for _ in range(warm_up):
-            call()
-        times = sorted(self.once(call) for _ in range(repeats))
-        low, high = (statistics.quantiles(times, n=4)[::2]) if repeats > 1 else (times[0], times[0])
-        return {"median_ms": round(statistics.median(times), 3), "iqr_ms": round(high - low, 3), "repeats": repeats}
 
 
 def stages(
@@ -169,19 +126,6 @@ def encoder_call(encoder: Qwen3VLVisionModel, grid: tuple[int, int], batch: int)
     pixels = torch.randn(rows, 3 * 2 * 16 * 16, device=weight.device, dtype=weight.dtype)
     shape = torch.tensor([[1, 2 * grid[0], 2 * grid[1]]] * batch, device=weight.device)
     return lambda: encoder(pixels, grid_thw=shape)
-
-
-def machine(device: torch.device, dtype: torch.dtype) -> dict[str, object]:
-    name = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or platform.machine()
-    return {
-        "device": name,
-        "threads": torch.get_num_threads(),
-        "encoder_dtype": str(dtype).removeprefix("torch."),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "arr_coc": arr_coc.__version__,
-    }
 
 
 def main(

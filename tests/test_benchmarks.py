@@ -8,7 +8,8 @@ ROOT = Path(__file__).parents[1] / "benchmarks"
 
 
 @pytest.fixture(name="benchmark")
-def load_benchmark():
+def load_benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
     spec = importlib.util.spec_from_file_location("layer_benchmark", ROOT / "layer.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

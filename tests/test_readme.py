@@ -37,5 +37,6 @@ def test_every_file_it_names_exists(name):
 
 def test_the_map_names_every_module():
     contributing = (ROOT / "CONTRIBUTING.md").read_text()
-    for path in (ROOT / "src" / "arr_coc").glob("[a-z]*.py"):
-        assert f"`{path.name}`" in contributing, path.name
+    source = ROOT / "src" / "arr_coc"
+    for path in source.rglob("[a-z]*.py"):
+        assert f"`{path.relative_to(source)}`" in contributing, path

@@ -3,6 +3,7 @@
 The data path is the file list: `texture` -> `knowing` -> `balancing` -> `attending` -> `layer`.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from arr_coc._version import __version__
@@ -24,33 +25,40 @@ if TYPE_CHECKING:
         picture_from_patches,
         register_selector,
     )
+    from arr_coc.models import Attachment, ChatTokens, attach, list_families, prepare
 
 __all__ = [
     "CHANNELS",
     "ARRCOCConfig",
     "ARRCOCLayer",
     "ARRCOCOutput",
+    "Attachment",
+    "ChatTokens",
     "PreviousFrame",
     "Selection",
     "TokenSelector",
     "VisualQuery",
     "__version__",
+    "attach",
     "create_selector",
     "generate_texture_array",
+    "list_families",
     "list_selectors",
     "patches_from_picture",
     "picture_from_patches",
+    "prepare",
     "register_selector",
 ]
 
 
+_OF_MODELS = {"Attachment", "ChatTokens", "attach", "list_families", "prepare"}
+
+
 def __getattr__(name: str) -> object:
-    # torch takes seconds to import: `arr-coc --help` and usage errors should not wait for it
+    # torch and transformers take seconds to import: `arr-coc --help` and usage errors should not wait for them
     if name not in __all__:
         raise AttributeError(f"module 'arr_coc' has no attribute {name!r}")
-    from arr_coc import _exports
-
-    return getattr(_exports, name)
+    return getattr(import_module("arr_coc.models" if name in _OF_MODELS else "arr_coc._exports"), name)
 
 
 def __dir__() -> list[str]:

@@ -7,7 +7,7 @@ know nothing live here, since no result is worth reporting without them: `random
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -16,6 +16,17 @@ from torch import Tensor
 
 from arr_coc.attending import resolve_budget, spread_rank
 from arr_coc.config import Budget, Grid, cell_count, check_grid
+from arr_coc.outputs import ARRCOCOutput
+
+__all__ = [
+    "ARRCOCOutput",
+    "Selection",
+    "TokenSelector",
+    "VisualQuery",
+    "create_selector",
+    "list_selectors",
+    "register_selector",
+]
 
 LayerReader = Callable[[int], Tensor]
 _SAME_AS_GRID: Grid = (0, 0, 0)
@@ -91,83 +102,6 @@ class VisualQuery:
         if reader is None:
             raise ValueError(f"this query carries no encoder to read {what} from; use a selector that needs none")
         return reader(layer)
-
-
-@dataclass(frozen=True, eq=False)
-class ARRCOCOutput:
-    """What an [`ARRCOCLayer`] saw and chose, for a batch of pictures of one grid, right-padded.
-
-    Args:
-        tokens (`Tensor` of shape `[B, Kmax, D]`, *optional*): kept tokens; `None` where the cells are not the tokens.
-        positions (`Tensor` of shape `[B, Kmax, 3]`): frame, row and column of each kept cell.
-        mask (`Tensor` of shape `[B, Kmax]`): False where padded.
-        budgets (`Tensor` of shape `[B, Kmax]`): relevance of each kept cell.
-        num_kept (`Tensor` of shape `[B]`): how many cells were kept, on the host.
-        expected_tokens (`Tensor` of shape `[B]`): what `"auto"` would keep, before rounding; differentiable.
-        relevance (`Tensor` of shape `[B, t, h, w]`): of every cell, in [0, 1].
-        scores (`Mapping[str, Tensor]`): the three score maps `[B, t, h, w]` by name.
-        weights (`Tensor` of shape `[B, 3]`): of the three scores.
-        tensions (`Tensor` of shape `[B, 3]`): detail, explore, variety.
-        strategy (`tuple[str, ...]`): `"relevance"`, `"grid"` or `"all"`.
-        reason (`tuple[str, ...]`): why, in words.
-        texture (`Tensor` of shape `[B, t, C, h, w]`, *optional*): with `details=True`.
-        word_pull (`Tensor` of shape `[B, Q, t, h, w]`, *optional*): with `details=True`.
-    """
-
-    tokens: Tensor | None
-    positions: Tensor
-    mask: Tensor
-    budgets: Tensor
-    num_kept: Tensor
-    expected_tokens: Tensor
-    relevance: Tensor
-    scores: Mapping[str, Tensor]
-    weights: Tensor
-    tensions: Tensor
-    strategy: tuple[str, ...]
-    reason: tuple[str, ...]
-    texture: Tensor | None = None
-    word_pull: Tensor | None = None
-
-    @property
-    def indices(self) -> Tensor:
-        """Flat indices `[B, Kmax]` of the kept cells, ascending; 0 where padded."""
-        _, _, rows, columns = self.relevance.shape
-        frame, row, column = self.positions.unbind(dim=-1)
-        return (frame * rows + row) * columns + column
-
-    @property
-    def order(self) -> Tensor:
-        """Places `[B, Kmax]` of the kept cells, most relevant first, padding last."""
-        return self.budgets.masked_fill(~self.mask, -1.0).argsort(dim=1, descending=True, stable=True)
-
-    def kept_mask(self) -> Tensor:
-        """Boolean map `[B, t, h, w]` of the kept cells."""
-        kept = torch.zeros_like(self.relevance.flatten(1), dtype=torch.int8)
-        kept.scatter_add_(1, self.indices, self.mask.to(torch.int8))
-        return kept.view_as(self.relevance) > 0
-
-    def picture(self, index: int) -> ARRCOCOutput:
-        """The output of one picture of the batch, without padding."""
-        index = range(len(self.strategy))[index]
-        kept = int(self.num_kept[index])
-        one = slice(index, index + 1)
-        return ARRCOCOutput(
-            tokens=None if self.tokens is None else self.tokens[one, :kept],
-            positions=self.positions[one, :kept],
-            mask=self.mask[one, :kept],
-            budgets=self.budgets[one, :kept],
-            num_kept=self.num_kept[one],
-            expected_tokens=self.expected_tokens[one],
-            relevance=self.relevance[one],
-            scores={name: value[one] for name, value in self.scores.items()},
-            weights=self.weights[one],
-            tensions=self.tensions[one],
-            strategy=self.strategy[one],
-            reason=self.reason[one],
-            texture=None if self.texture is None else self.texture[one],
-            word_pull=None if self.word_pull is None else self.word_pull[one],
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,6 +217,17 @@ class _Ranked(TokenSelector):
     @abstractmethod
     def rank(self, cells: Grid, device: torch.device) -> Tensor:
         """Rank `[N]` of each cell, lowest first."""
+
+
+@register_selector("full")
+class FullSelector(TokenSelector):
+    """Keeps every token, whatever the budget: the plain model, by the same path as all others."""
+
+    def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:
+        """Keep all cells."""
+        return [
+            Selection(indices=torch.arange(cell_count(query.cells), device=query.tokens.device)) for query in queries
+        ]
 
 
 @register_selector("random")

@@ -1,0 +1,266 @@
+import threading
+
+import pytest
+import torch
+from test_prepare import GREEDY, ByScore
+from tiny_models import (
+    CHAT_END,
+    CHAT_START,
+    FAMILIES,
+    HIDDEN,
+    IMAGE,
+    IMAGE_PROMPT,
+    NEWLINE,
+    TEXT,
+    TWO_IMAGES,
+    USER,
+    VISION_END,
+    VISION_START,
+    inputs_for,
+    tiny_model,
+)
+
+from arr_coc import ARRCOCConfig, ARRCOCLayer, ChatTokens, TokenSelector, attach, prepare
+from arr_coc.models.asking import find_question
+
+CHAT = ChatTokens(start=CHAT_START, end=CHAT_END, user=USER, newline=NEWLINE)
+
+
+@pytest.fixture(scope="module", params=FAMILIES, name="opened")
+def open_model(request):
+    return request.param, tiny_model(request.param)
+
+
+def state_of(model):
+    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for m in model.modules())
+    return hooks, sorted(model.state_dict()), sorted(model.__dict__)
+
+
+@torch.no_grad()
+def test_attached_calls_are_prepared_calls_and_the_model_comes_back(opened):
+    family, model = opened
+    data = inputs_for(family, TWO_IMAGES)
+    plain = model(**data).logits
+    before = state_of(model)
+    expected = model(**prepare(model, data, ByScore([5, 4]))).logits
+    handle = attach(model, ByScore([5, 4]))
+    assert torch.equal(model(**data).logits, expected)
+    assert torch.equal(model(data["input_ids"], **{k: v for k, v in data.items() if k != "input_ids"}).logits, expected)
+    handle.remove()
+    handle.remove()
+    assert state_of(model) == before
+    assert torch.equal(model(**data).logits, plain)
+
+
+@torch.no_grad()
+def test_the_prompt_is_glued_back_on(opened):
+    family, model = opened
+    data = inputs_for(family, IMAGE_PROMPT, TWO_IMAGES)
+    prepared = prepare(model, data, ByScore(), budget=4)
+    answers = model.generate(**prepared, **GREEDY)[:, prepared["input_ids"].shape[1] :]
+    with attach(model, ByScore(), budget=4):
+        out = model.generate(**data, **GREEDY)
+        assert torch.equal(out[:, data["input_ids"].shape[1] :], answers)
+        full = model.generate(**data, **GREEDY, return_dict_in_generate=True)
+        assert torch.equal(full.sequences, out)
+        length = data["input_ids"].shape[1] + 4
+        limited = model.generate(**data, max_length=length, do_sample=False, suppress_tokens=list(range(7)))
+        assert limited.shape[1] == length
+
+
+@torch.no_grad()
+def test_text_passes_untouched(opened):
+    family, model = opened
+    data = inputs_for(family, TEXT)
+    plain, out = model(**data).logits, model.generate(**data, **GREEDY)
+    with attach(model, ByScore(), budget=1) as run:
+        assert torch.equal(model(**data).logits, plain)
+        assert torch.equal(model.generate(**data, **GREEDY), out)
+        assert run.output == []
+
+
+@torch.no_grad()
+def test_an_error_inside_leaves_the_model_as_it_was(opened):
+    _, model = opened
+    before = state_of(model)
+    with pytest.raises(RuntimeError, match="mine"), attach(model, ByScore()):
+        raise RuntimeError("mine")
+    assert state_of(model) == before
+
+
+def test_attaching_twice_is_refused(opened):
+    _, model = opened
+    with attach(model, ByScore()), pytest.raises(ValueError, match="already attached"):
+        attach(model, ByScore())
+    attach(model, ByScore()).remove()
+
+
+class Failing(TokenSelector):
+    def select(self, queries, budget=None):
+        raise RuntimeError("no idea")
+
+
+@torch.no_grad()
+def test_a_failing_selection_keeps_all_tokens_and_says_so_once(opened, caplog):
+    family, model = opened
+    data = inputs_for(family, IMAGE_PROMPT)
+    plain = model(**data).logits
+    with attach(model, Failing()):
+        assert torch.equal(model(**data).logits, plain)
+    assert [record.getMessage() for record in caplog.records] == [
+        "selection failed, all visual tokens are kept: no idea"
+    ]
+    with attach(model, Failing(), on_error="raise"), pytest.raises(RuntimeError, match="no idea"):
+        model(**data)
+
+
+def test_wrong_settings_raise_whatever_on_error_says(opened):
+    family, model = opened
+    data = inputs_for(family, IMAGE_PROMPT)
+    before = state_of(model)
+    for settings, says in (
+        ({"budget": 0}, "at least 1 token"),
+        ({"mode": "crop"}, "'prune' or 'weight', got 'crop'"),
+        ({"on_error": "ignore"}, "'full' or 'raise', got 'ignore'"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            attach(model, ByScore(), **settings)
+        with pytest.raises(ValueError, match=says):
+            prepare(model, data, ByScore(), **settings)
+    assert state_of(model) == before
+
+
+def test_other_models_are_refused_with_the_list():
+    with pytest.raises(
+        ValueError, match="Linear is not supported; supported are llava, qwen2_5_vl, qwen2_vl, qwen3_vl"
+    ):
+        attach(torch.nn.Linear(2, 2), ByScore())
+
+
+@torch.no_grad()
+def test_placeholders_that_do_not_fit_the_pictures_are_said(opened):
+    family, model = opened
+    data = inputs_for(family, IMAGE_PROMPT)
+    data["input_ids"] = data["input_ids"].clone()
+    data["input_ids"][data["input_ids"] == IMAGE] = 50
+    with pytest.raises(ValueError, match="the prompt has 0 image placeholders"):
+        prepare(model, data, ByScore(), on_error="full")
+
+
+@torch.no_grad()
+def test_saving_while_attached_saves_the_plain_model(opened, tmp_path):
+    family, model = opened
+    data = inputs_for(family, IMAGE_PROMPT)
+    plain = model(**data).logits
+    with attach(model, ByScore(), budget=3):
+        model.save_pretrained(tmp_path)
+    assert torch.equal(type(model).from_pretrained(tmp_path).eval()(**data).logits, plain)
+
+
+@torch.no_grad()
+def test_two_models_in_two_threads_do_not_mix():
+    models = {family: tiny_model(family) for family in ("qwen2_vl", "qwen3_vl")}
+    data = {family: inputs_for(family, IMAGE_PROMPT) for family in models}
+    expected = {f: m(**prepare(m, data[f], ByScore(), budget=4)).logits for f, m in models.items()}
+    results, errors = {}, []
+
+    def work(family):
+        try:
+            with torch.no_grad(), attach(models[family], ByScore(), budget=4):
+                for _ in range(10):
+                    results[family] = models[family](**data[family]).logits
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(family,)) for family in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    for family in models:
+        assert torch.equal(results[family], expected[family])
+
+
+def chat_row(*turns):
+    """Ids of a chat; a turn is a list of words, with IMAGE for a picture of four tokens."""
+    ids = [CHAT_START, 60, NEWLINE, 61, 62, CHAT_END, NEWLINE]  # a system prompt
+    for role, parts in turns:
+        ids += [CHAT_START, role, NEWLINE]
+        for part in parts:
+            ids += [VISION_START, *[IMAGE] * 4, VISION_END] if part == IMAGE else [part]
+        ids += [CHAT_END, NEWLINE]
+    return [*ids, CHAT_START, 63, NEWLINE]
+
+
+@pytest.mark.parametrize(
+    ("turns", "asked"),
+    [
+        ([(USER, [IMAGE, 30, 31])], [30, 31]),
+        ([(USER, [40, IMAGE, 30, 31])], [30, 31]),
+        ([(USER, [40, 41, IMAGE])], [40, 41]),
+        ([(USER, [IMAGE, 33, IMAGE, 30, 31])], [30, 31]),
+        ([(USER, [IMAGE, 30, 31]), (63, [50, 51]), (USER, [32, 33])], [32, 33]),
+    ],
+    ids=["after", "around", "before", "two", "later"],
+)
+def test_the_question_is_found_by_the_structure_of_the_chat(turns, asked):
+    ids = torch.tensor([chat_row(*turns)])
+    found = find_question(ids, torch.ones_like(ids).bool(), ids == IMAGE, {VISION_START, VISION_END, IMAGE}, CHAT)
+    assert ids[found].tolist() == asked
+
+
+def test_answers_padding_and_plain_prompts():
+    ids = torch.tensor([[0, 0, 20, VISION_START, IMAGE, VISION_END, 30, 31, 40, 41]])
+    mask, special = ids > 0, {VISION_START, VISION_END, IMAGE}
+    found = find_question(ids, mask, ids == IMAGE, special, CHAT)
+    assert ids[found].tolist() == [30, 31, 40, 41]
+    labels = torch.full_like(ids, -100)
+    labels[0, -2:] = ids[0, -2:]
+    found = find_question(ids, mask, ids == IMAGE, special, CHAT, labels)
+    assert ids[found].tolist() == [30, 31]
+
+
+@torch.no_grad()
+def test_the_question_reaches_the_selector_and_can_be_overridden():
+    model = tiny_model("qwen3_vl")
+    ids = torch.tensor([chat_row((USER, [IMAGE, 30, 31]))])
+    data = inputs_for("qwen3_vl", [("image", (1, 4, 4))]) | {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    del data["mm_token_type_ids"]
+    seen = []
+
+    class Looking(ByScore):
+        def select(self, queries, budget=None):
+            seen.append(queries[0])
+            return super().select(queries, budget)
+
+    embed = model.get_input_embeddings()
+    prepare(model, data, Looking(), chat=CHAT)
+    assert torch.equal(seen[-1].words, embed(torch.tensor([30, 31])))
+    assert seen[-1].picture.shape == (1, 3, 16, 16)
+    prepare(model, data, Looking(), query=[torch.tensor([99])])
+    assert torch.equal(seen[-1].words, embed(torch.tensor([99])))
+
+
+@torch.no_grad()
+def test_many_calls_leave_nothing_behind():
+    import gc
+
+    model = tiny_model("qwen2_vl")
+    layer = ARRCOCLayer(ARRCOCConfig(hidden_size=HIDDEN))
+    data = inputs_for("qwen2_vl", IMAGE_PROMPT)
+
+    def count():
+        gc.collect()
+        return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+    def work(times):
+        for _ in range(times):
+            with attach(model, layer, budget=5, on_error="raise"):
+                model(**data)
+
+    work(5)
+    before, hooks = count(), state_of(model)
+    work(50)
+    assert count() <= before + 2
+    assert state_of(model) == hooks
