@@ -37,18 +37,8 @@ PUBLIC = {
 # The data path; no module imports one that comes after it.
 ORDER = [
     *("_version", "config", "constants", "mipmaps", "saliency", "patches", "texture"),
-    *(
-        "knowing",
-        "balancing",
-        "attending",
-        "selecting",
-        "saving",
-        "batching",
-        "checking",
-        "graphs",
-        "layer",
-        "_exports",
-    ),
+    *("knowing", "balancing", "attending", "outputs", "selecting"),
+    *("saving", "batching", "checking", "graphs", "layer", "_exports"),
     *("models.family", "models.qwen2_vl", "models.qwen2_5_vl", "models.qwen3_vl", "models.llava"),
     *("models.asking", "models.preparing", "models.attaching"),
     *("pictures", "standin", "sheet", "cli", "__main__"),

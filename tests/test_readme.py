@@ -11,7 +11,8 @@ README = (ROOT / "README.md").read_text()
 
 def test_its_python_runs(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    [code] = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    code, with_a_model = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    compile(with_a_model, "README.md", "exec")
     exec(compile(code, "README.md", "exec"), {})
     printed = capsys.readouterr().out
     assert printed.startswith("torch.Size([1, 64, 2048])")
