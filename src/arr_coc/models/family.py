@@ -131,7 +131,8 @@ def open_family(model: nn.Module) -> Family:
         )
     for module in model.modules():
         model_type = getattr(getattr(module, "config", None), "model_type", None)
-        if model_type in _FAMILIES and hasattr(module, "generate") and hasattr(module, "lm_head"):
+        # its own head, not one that a wrapper passes on
+        if model_type in _FAMILIES and "lm_head" in dict(module.named_children()):
             if "mm_encoder_outputs" not in inspect.signature(type(module).forward).parameters:
                 raise ValueError("this version of transformers does not take encoded pictures; install >= 5.19")
             return _FAMILIES[model_type](module)
