@@ -15,7 +15,7 @@ PUBLIC = {
     "ARRCOCLayer": "(config, text_detector)",
     "ARRCOCOutput": "(tokens, positions, mask, budgets, num_kept, expected_tokens, relevance, scores, weights, "
     "tensions, strategy, reason, texture, word_pull)",
-    "Attachment": "(model, selector, **settings)",
+    "Attachment": "(model, selector, settings)",
     "ChatTokens": "(start, end, user, newline)",
     "PreviousFrame": "(picture, relevance, age, fixations)",
     "Selection": "(indices, features, deepstack, gate, output)",

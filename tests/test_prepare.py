@@ -4,7 +4,6 @@ import pytest
 import torch
 from tiny_models import (
     CLIP,
-    EOS,
     FAMILIES,
     HIDDEN,
     IMAGE,
@@ -20,9 +19,19 @@ from tiny_models import (
     tiny_model,
 )
 
-from arr_coc import ARRCOCConfig, ARRCOCLayer, Selection, TokenSelector, attach, create_selector, prepare
+from arr_coc import (
+    ARRCOCConfig,
+    ARRCOCLayer,
+    Selection,
+    TokenSelector,
+    VisualQuery,
+    attach,
+    create_selector,
+    prepare,
+)
 from arr_coc.attending import resolve_budget
-from arr_coc.models import preparing
+from arr_coc.models.family import open_family
+from arr_coc.models.qwen2_vl import Qwen2VL
 
 GREEDY = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "suppress_tokens": list(range(7))}
 TOLERANCE = {"atol": 3e-5, "rtol": 1e-5}
@@ -189,13 +198,17 @@ def test_a_ragged_batch_is_each_row_alone_a_text_row_among_them(opened):
 
 @torch.no_grad()
 def test_right_padding_would_be_caught(opened):
-    """The control of left padding: the last column of a shorter row is then padding."""
     family, model = opened
-    specs = [SMALL, TWO_IMAGES]
-    together = prepare(model, inputs_for(family, *specs, seed=1), ByScore([2, 11, 3]))
-    assert together["attention_mask"][0, 0] == 0
-    assert together["attention_mask"][:, -1].tolist() == [1, 1]
-    assert together["input_ids"][0, 0] == PAD != IMAGE
+    prepared = prepare(model, inputs_for(family, SMALL, TWO_IMAGES, seed=1), ByScore([2, 11, 3]))
+    missing = int((prepared["attention_mask"][0] == 0).sum())
+    assert missing > 0
+    assert prepared["input_ids"][0, 0] == PAD != IMAGE
+    right = model(**prepare(model, inputs_for(family, SMALL, seed=1), ByScore([2]))).logits[:, -1]
+    torch.testing.assert_close(model(**prepared).logits[:1, -1], right, **TOLERANCE)
+    for name in ("input_ids", "attention_mask", "position_ids"):  # the padding of the first row goes to its end
+        row = (slice(None), 0) if prepared[name].ndim == 3 else (0,)
+        prepared[name][row] = prepared[name][row].roll(-missing, dims=-1)
+    assert not torch.allclose(model(**prepared).logits[:1, -1], right, atol=1e-2)
 
 
 @torch.no_grad()
@@ -220,16 +233,13 @@ def test_noise_on_dropped_tokens_changes_nothing_and_on_kept_ones_it_does(qwen, 
     family, model = qwen
     data = inputs_for(family, IMAGE_PROMPT, seed=1)
     selector = ByScore([6])
-    kept = selector.select([_query(model, family, data)])[0].indices
+    kept = selector.select([_query(model, data)])[0].indices
     plain = model(**prepare(model, data, selector)).logits
     chosen = {"rows": None}
-    encode = preparing.Family.encode
 
     class Fixed(TokenSelector):
         def select(self, queries, budget=None):
             return [Selection(indices=kept)]
-
-    from arr_coc.models.qwen2_vl import Qwen2VL
 
     encode = Qwen2VL.encode
 
@@ -246,10 +256,7 @@ def test_noise_on_dropped_tokens_changes_nothing_and_on_kept_ones_it_does(qwen, 
     assert not torch.allclose(model(**prepare(model, data, Fixed())).logits, plain, atol=1e-3)
 
 
-def _query(model, family, data):
-    from arr_coc import VisualQuery
-    from arr_coc.models.family import open_family
-
+def _query(model, data):
     encoded = open_family(model).encode(data, "image")
     return VisualQuery(encoded.features, encoded.grids[0], torch.zeros(1, HIDDEN))
 
@@ -260,6 +267,33 @@ def test_deepstack_rows_are_pruned_alike():
     prepared = prepare(model, inputs_for("qwen3_vl", TWO_IMAGES), ByScore([5, 3]))
     levels = prepared["mm_encoder_outputs"]["image"].deepstack_features
     assert [[len(rows) for rows in level] for level in levels] == [[5, 3], [5, 3]]
+
+
+@torch.no_grad()
+def test_unpruned_deepstack_would_be_caught():
+    """The control: the first rows of each level instead of the kept ones."""
+    model = tiny_model("qwen3_vl")
+    data = inputs_for("qwen3_vl", IMAGE_PROMPT, seed=4)
+    keep, prepared = kept_columns_of(data, Counting([7]), model)
+    reference = masked_reference("qwen3_vl", model, data, keep)
+    torch.testing.assert_close(model(**prepared).logits, reference, **TOLERANCE)
+    levels = open_family(model).encode(data, "image").deepstack
+    prepared["mm_encoder_outputs"]["image"].deepstack_features = [[level[:7]] for level in levels]
+    assert not torch.allclose(model(**prepared).logits, reference, atol=1e-2)
+
+
+@torch.no_grad()
+def test_the_picture_is_rebuilt_only_for_selectors_that_look(opened, monkeypatch):
+    family, model = opened
+    data = inputs_for(family, IMAGE_PROMPT)
+    asked = []
+    kind = type(open_family(model))
+    original = kind.pictures
+    monkeypatch.setattr(kind, "pictures", lambda *args: asked.append(1) or original(*args))
+    prepare(model, data, create_selector("grid"), on_error="raise")
+    assert asked == []
+    prepare(model, data, ARRCOCLayer(ARRCOCConfig(hidden_size=HIDDEN)), on_error="raise")
+    assert asked == [1]
 
 
 @pytest.mark.parametrize(
@@ -369,7 +403,3 @@ def test_half_precision_and_attention_implementations(attention, dtype):
     with attach(model, layer, budget=6, on_error="raise"):
         assert model.generate(**data, **GREEDY).shape[1] == data["input_ids"].shape[1] + 6
         assert bool(model(**data).logits.isfinite().all())
-
-
-def test_the_end_token_is_not_a_word():
-    assert EOS < 16

@@ -20,7 +20,8 @@ HALF = (0.5, 0.5, 0.5)
 
 
 @constant
-def _colour(values: tuple[float, ...], device: torch.device) -> Tensor:
+def colour_constant(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Three values `[3, 1, 1]` to normalise a picture with."""
     return torch.tensor(values, dtype=torch.float32, device=device).view(3, 1, 1)
 
 
@@ -66,7 +67,7 @@ def patches_from_picture(
     if height % cell or width % cell or 0 in picture.shape:
         raise ValueError(f"`picture` sides must be multiples of {cell} pixels, got {height}x{width}; resize it first")
     missing = -frames % temporal_patch_size
-    mean, std = _colour(tuple(image_mean), picture.device), _colour(tuple(image_std), picture.device)
+    mean, std = colour_constant(tuple(image_mean), picture.device), colour_constant(tuple(image_std), picture.device)
     normal = (picture.float() - mean) / std
     if missing:
         normal = torch.cat([normal, normal[-1:].expand(missing, -1, -1, -1)])
@@ -120,7 +121,10 @@ def picture_from_patches(
         raise ValueError(f"`grid_thw` names {sum(counts)} patches, `pixel_values` has {pixel_values.shape[0]}")
     if any(h % merge_size or w % merge_size for _, h, w in grids):
         raise ValueError(f"`grid_thw` sides must be multiples of the merge size {merge_size}, got {grids}")
-    mean, std = _colour(tuple(image_mean), pixel_values.device), _colour(tuple(image_std), pixel_values.device)
+    mean, std = (
+        colour_constant(tuple(image_mean), pixel_values.device),
+        colour_constant(tuple(image_std), pixel_values.device),
+    )
     pictures = []
     for rows, (t, h, w) in zip(torch.split(pixel_values, counts), grids, strict=True):
         # [t, h/m, w/m, m, m, C, T, P, P] -> [t, T, C, h/m, m, P, w/m, m, P]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -124,7 +124,12 @@ class Selection:
 
 
 class TokenSelector(ABC):
-    """Picks tokens after a full encoding. Subclasses implement `select` and are registered by name."""
+    """Picks tokens after a full encoding. Subclasses implement `select` and are registered by name.
+
+    One that never reads `VisualQuery.picture` sets `needs_picture = False`, and the picture is not rebuilt for it.
+    """
+
+    needs_picture: ClassVar[bool] = True
 
     @abstractmethod
     def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:
@@ -202,6 +207,7 @@ def list_selectors() -> list[str]:
 class _Ranked(TokenSelector):
     """Keeps the first K cells of an order that depends on the grid alone; `"auto"` is the default ratio."""
 
+    needs_picture = False
     default: Budget = 0.25
 
     def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:
@@ -222,6 +228,8 @@ class _Ranked(TokenSelector):
 @register_selector("full")
 class FullSelector(TokenSelector):
     """Keeps every token, whatever the budget: the plain model, by the same path as all others."""
+
+    needs_picture = False
 
     def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:
         """Keep all cells."""

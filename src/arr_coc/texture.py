@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -159,10 +160,13 @@ def generate_texture_array(
         # octaves between the picture and a gestalt of so many tokens, each of `cell_pixels` a side
         octave = 0.5 * math.log2(max(1.0, image.shape[-2] * image.shape[-1] / (gestalt_tokens * cell_pixels**2)))
         maps = build_mipmaps(image, grid, coarsest=math.ceil(octave) + 1)
-        by_name = _place_channels(maps) | _core_channels(maps)
-        if channels == "full":
+        seen = _look(maps)
+        by_name = _place_channels(maps)
+        if channels == "core":
+            by_name |= _core_channels(maps, seen)
+        else:
             text = None if text_detector is None else _detected_text(text_detector, image, grid)
-            by_name |= _full_channels(maps, by_name, text, octave) | _temporal_channels(maps, image, previous)
+            by_name |= _full_channels(maps, seen, text, octave) | _temporal_channels(maps, image, previous)
     if channels == "full":
         if semantic is None:
             semantic = maps.cells.new_full((image.shape[0], SEMANTIC_CHANNELS, *grid), 0.5)
@@ -181,44 +185,51 @@ def _place_channels(maps: Mipmaps) -> dict[str, Tensor]:
     return _named(("red", "green", "blue"), maps.cells) | _named(("y", "x", "eccentricity"), place)
 
 
-def _core_channels(maps: Mipmaps) -> dict[str, Tensor]:
+class _Seen(NamedTuple):
+    """What both sets of channels are made of."""
+
+    gradients: Tensor  # [B, 2, H / f, W / f]
+    magnitude: Tensor  # [B, 1, H / f, W / f]
+    edges: Tensor  # [B, 1, h, w]
+    contrast: Tensor  # [B, 3, h, w]: intensity, colour, orientation
+    rarity: Tensor  # [B, 1, h, w]
+
+
+def _look(maps: Mipmaps) -> _Seen:
     gradients, magnitude = gradient(maps.intensity)
-    contrast = centre_surround(_features(maps, gradients, magnitude), maps.grid)
+    # opponent colours are halved into the range of the others: [B, 5, H / f, W / f]
+    turned = 2 * orientation(gradients, magnitude)
+    features = torch.cat([maps.intensity, opponent_colours(maps.colour) / 2, turned], dim=1)
+    edges = (2 * pool_to(magnitude, maps.grid)).clamp_(max=1)
+    return _Seen(gradients, magnitude, edges, centre_surround(features, maps.grid), colour_rarity(maps.cells))
+
+
+def _core_channels(maps: Mipmaps, seen: _Seen) -> dict[str, Tensor]:
     return {
-        **_named(("sobel_x", "sobel_y"), (0.5 + pool_to(gradients, maps.grid)).clamp_(0, 1)),
-        "sobel_magnitude": (2 * pool_to(magnitude, maps.grid)).clamp_(max=1),
-        **_named(("saliency_intensity", "saliency_color", "saliency_orientation"), contrast),
+        **_named(("sobel_x", "sobel_y"), (0.5 + pool_to(seen.gradients, maps.grid)).clamp_(0, 1)),
+        "sobel_magnitude": seen.edges,
+        **_named(("saliency_intensity", "saliency_color", "saliency_orientation"), seen.contrast),
         "local_variance": maps.cell_deviation(),
-        "color_rarity": colour_rarity(maps.cells),
-        # for the full set, which measures strokes and distances on them
-        "_gradients": gradients,
-        "_magnitude": magnitude,
-        "_contrast": contrast,
+        "color_rarity": seen.rarity,
     }
 
 
-def _full_channels(maps: Mipmaps, core: dict[str, Tensor], text: Tensor | None, octave: float) -> dict[str, Tensor]:
-    edges = core["sobel_magnitude"]
+def _full_channels(maps: Mipmaps, seen: _Seen, text: Tensor | None, octave: float) -> dict[str, Tensor]:
     high = maps.deviation(maps.level + 1)
     grey = pool_to(maps.intensity, maps.grid)
-    clusters = cluster_cells(torch.cat([grey, opponent_colours(maps.cells), edges, high], dim=1))
+    clusters = cluster_cells(torch.cat([grey, opponent_colours(maps.cells), seen.edges, high], dim=1))
     return {
-        "edges": edges,
-        "inverted_edges": 1 - edges,
+        "edges": seen.edges,
+        "inverted_edges": 1 - seen.edges,
         "high_pass": high,
         "low_pass": F.avg_pool2d(grey, 3, stride=1, padding=1, count_include_pad=False),
-        "saliency": core["_contrast"].mean(dim=1, keepdim=True) * (0.5 + 0.5 * core["color_rarity"]),
-        "edge_distance": edge_distance(core["_magnitude"], maps.grid),
+        "saliency": seen.contrast.mean(dim=1, keepdim=True) * (0.5 + 0.5 * seen.rarity),
+        "edge_distance": edge_distance(seen.magnitude, maps.grid),
         **_named(("cluster_largest", "cluster_second", "cluster_third"), clusters),
-        "text": stroke_density(core["_gradients"], maps.grid) if text is None else text,
+        "text": stroke_density(seen.gradients, maps.grid) if text is None else text,
         "detail_lost": maps.deviation(octave),
         "detail_lost_octave": maps.deviation(octave + 1),
     }
-
-
-def _features(maps: Mipmaps, gradients: Tensor, magnitude: Tensor) -> Tensor:
-    """Intensity, opponent colours (halved into the same range) and orientation `[B, 5, H / f, W / f]`."""
-    return torch.cat([maps.intensity, opponent_colours(maps.colour) / 2, 2 * orientation(gradients, magnitude)], dim=1)
 
 
 @constant

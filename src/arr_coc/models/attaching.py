@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from arr_coc.config import Budget
 from arr_coc.models.asking import ChatTokens
 from arr_coc.models.family import open_family
-from arr_coc.models.preparing import Mode, OnError, check_settings, prepare_with_outputs
+from arr_coc.models.preparing import Mode, OnError, Settings, prepare_with_outputs
 from arr_coc.selecting import ARRCOCOutput, TokenSelector
 
 _PATCHED = ("forward", "generate")
@@ -36,8 +36,7 @@ class Attachment:
         output (`list[ARRCOCOutput | None]`): of the last call, one per picture.
     """
 
-    def __init__(self, model: nn.Module, selector: TokenSelector, **settings: Any) -> None:
-        check_settings(settings["mode"], settings["budget"], settings["on_error"])
+    def __init__(self, model: nn.Module, selector: TokenSelector, settings: Settings) -> None:
         self.family = open_family(model)
         self.selector = selector
         self.settings = settings
@@ -63,7 +62,7 @@ class Attachment:
         self.remove()
 
     def _prepare(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        prepared = prepare_with_outputs(self.family, inputs, self.selector, **self.settings)
+        prepared = prepare_with_outputs(self.family, inputs, self.selector, self.settings)
         self.output = prepared.outputs
         return prepared.inputs
 
@@ -133,4 +132,4 @@ def attach(
 
     ```
     """
-    return Attachment(model, selector, mode=mode, budget=budget, chat=chat, on_error=on_error)
+    return Attachment(model, selector, Settings(mode=mode, budget=budget, chat=chat, on_error=on_error))

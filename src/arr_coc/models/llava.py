@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from arr_coc.models.family import Encoded, Family, Inputs, flat, register_family
-from arr_coc.patches import CLIP_MEAN, CLIP_STD
+from arr_coc.patches import CLIP_MEAN, CLIP_STD, colour_constant
 
 
 @register_family("llava")
@@ -45,7 +44,7 @@ class Llava(Family):
     def pictures(self, inputs: Inputs, kind: str) -> list[Tensor] | None:
         """The pictures with CLIP's normalisation undone."""
         pixels = inputs["pixel_values"].float()
-        mean, std = (torch.tensor(v, device=pixels.device).view(3, 1, 1) for v in (CLIP_MEAN, CLIP_STD))
+        mean, std = (colour_constant(values, pixels.device) for values in (CLIP_MEAN, CLIP_STD))
         return [picture[None] for picture in (pixels * std + mean).clamp(0, 1)]
 
     def wrap(self, features: list[Tensor], deepstack: list[list[Tensor]]) -> Any:

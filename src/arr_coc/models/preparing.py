@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -82,24 +83,31 @@ def prepare(
 
     ```
     """
-    return prepare_with_outputs(
-        open_family(model), inputs, selector, mode=mode, budget=budget, query=query, chat=chat, on_error=on_error
-    ).inputs
+    settings = Settings(mode=mode, budget=budget, query=query, chat=chat, on_error=on_error)
+    return prepare_with_outputs(open_family(model), inputs, selector, settings).inputs
 
 
-def prepare_with_outputs(
-    family: Family,
-    inputs: Inputs,
-    selector: TokenSelector,
-    *,
-    mode: Mode = "prune",
-    budget: Budget | None = None,
-    query: Sequence[Tensor] | None = None,
-    chat: ChatTokens | None = None,
-    on_error: OnError = "full",
-) -> Prepared:
+@dataclass(frozen=True)
+class Settings:
+    """How [`prepare`] goes about it, checked once; see there."""
+
+    mode: Mode = "prune"
+    budget: Budget | None = None
+    query: Sequence[Tensor] | None = None
+    chat: ChatTokens | None = None
+    on_error: OnError = "full"
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("prune", "weight"):
+            raise ValueError(f"`mode` must be 'prune' or 'weight', got {self.mode!r}")
+        if self.on_error not in ("full", "raise"):
+            raise ValueError(f"`on_error` must be 'full' or 'raise', got {self.on_error!r}")
+        if self.budget is not None:
+            check_budget(self.budget)
+
+
+def prepare_with_outputs(family: Family, inputs: Inputs, selector: TokenSelector, settings: Settings) -> Prepared:
     """[`prepare`] for an opened family, with the selector's outputs."""
-    check_settings(mode, budget, on_error)
     kinds = family.present(inputs)
     if not kinds:
         return Prepared(dict(inputs), [])
@@ -111,50 +119,55 @@ def prepare_with_outputs(
     # planned on the host: ids are small, and one transfer beats one per row
     host_ids, host_mask = ids.cpu(), mask.bool().cpu()
     spans = [span for kind in kinds for span in _find_spans(family, kind, host_ids, host_mask, encoded[kind])]
-    if query is None:
-        labels = inputs.get("labels")
-        visual = torch.isin(host_ids, torch.tensor([family.token_id(kind) for kind in family.kinds]))
-        asked = find_question(
-            host_ids, host_mask, visual, family.special_ids(), chat or ChatTokens(),
-            None if labels is None else labels.cpu(),
-        )  # fmt: skip
-        query = [ids[row][asked[row].to(ids.device)] for row in range(ids.shape[0])]
-    embed = family.target.get_input_embeddings()  # type: ignore[operator]
-    words = [embed(row.to(ids.device)).detach() for row in query]
-    pictures = {kind: family.pictures(inputs, kind) for kind in kinds}
-    queries = []
-    for kind in kinds:
-        own = [span for span in spans if span.kind == kind]
-        for place, (span, grid) in enumerate(zip(own, encoded[kind].grids, strict=True)):
-            features = encoded[kind].features[span.offset : span.offset + len(span.columns)]
-            shown = pictures[kind]
-            queries.append(
-                VisualQuery(
-                    tokens=features.detach(),
-                    grid=grid,
-                    words=words[span.row].to(features.dtype),
-                    picture=None if shown is None else shown[place],
-                )
-            )
+    words = _embed_question(family, inputs, host_ids, host_mask, settings)
+    queries = _make_queries(family, inputs, encoded, spans, words, selector.needs_picture)
     try:
-        selections = selector.select(queries, 1.0 if mode == "weight" else budget)
+        selections = selector.select(queries, 1.0 if settings.mode == "weight" else settings.budget)
     except Exception as error:
-        if on_error == "raise":
+        if settings.on_error == "raise":
             raise
         logger.warning("selection failed, all visual tokens are kept: %s", error)
         return Prepared(dict(inputs), [None] * len(queries))
-    prepared = _build(family, inputs, ids, mask, positions, encoded, spans, selections, mode)
+    prepared = _build(family, inputs, ids, mask, positions, encoded, spans, selections, settings.mode)
     return Prepared(prepared, [selection.output for selection in selections])
 
 
-def check_settings(mode: str, budget: object, on_error: str) -> None:
-    """Refuse settings that no call could work with."""
-    if mode not in ("prune", "weight"):
-        raise ValueError(f"`mode` must be 'prune' or 'weight', got {mode!r}")
-    if on_error not in ("full", "raise"):
-        raise ValueError(f"`on_error` must be 'full' or 'raise', got {on_error!r}")
-    if budget is not None:
-        check_budget(budget)
+def _embed_question(
+    family: Family, inputs: Inputs, host_ids: Tensor, host_mask: Tensor, settings: Settings
+) -> list[Tensor]:
+    """Embeddings `[Q, D]` of the words that each row asks."""
+    ids: Tensor = inputs["input_ids"]
+    query = settings.query
+    if query is None:
+        visual = torch.isin(host_ids, torch.tensor([family.token_id(kind) for kind in family.kinds]))
+        labels = inputs.get("labels")
+        host_labels = None if labels is None else labels.cpu()
+        chat = settings.chat or ChatTokens()
+        asked = find_question(host_ids, host_mask, visual, family.special_ids(), chat, host_labels)
+        query = [host_ids[row][asked[row]] for row in range(ids.shape[0])]
+    embed: Any = family.target.get_input_embeddings()  # type: ignore[operator]
+    return [embed(row.to(ids.device)).detach() for row in query]
+
+
+def _make_queries(
+    family: Family,
+    inputs: Inputs,
+    encoded: dict[str, Encoded],
+    spans: list[_Span],
+    words: list[Tensor],
+    needs_picture: bool,
+) -> list[VisualQuery]:
+    """One query per picture, in the order of the spans."""
+    pictures: list[Tensor | None] = []
+    for kind, own in encoded.items():
+        shown = family.pictures(inputs, kind) if needs_picture else None
+        pictures += [None] * len(own.grids) if shown is None else shown
+    grids = [grid for own in encoded.values() for grid in own.grids]
+    queries = []
+    for span, grid, picture in zip(spans, grids, pictures, strict=True):
+        features = encoded[span.kind].features[span.offset : span.offset + len(span.columns)].detach()
+        queries.append(VisualQuery(features, grid, words[span.row].to(features.dtype), picture=picture))
+    return queries
 
 
 def _find_spans(family: Family, kind: str, ids: Tensor, mask: Tensor, encoded: Encoded) -> list[_Span]:
