@@ -8,15 +8,19 @@ Real shapes, random weights, bf16: times are real, answers are not. `--tiny` run
 from __future__ import annotations
 
 import gc
+import json
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import transformers
 import typer
-from timing import Clock, machine, write_json
+from timing import Clock, machine, summary, write_json
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer, create_selector, prepare
+from arr_coc.models.family import open_family
+from arr_coc.models.preparing import Settings, prepare_with_outputs
+from arr_coc.models.stages import OFF, Stopwatch
 
 KEPT = (1024, 400, 200, 64)
 GRIDS = ((32, 32), (64, 64), (94, 126))
@@ -99,39 +103,50 @@ def cache_bytes(output: object) -> int:
 def measure(model: torch.nn.Module, name: str, grid: tuple[int, int], clock: Clock, repeats: int) -> list[dict]:
     data = inputs_for(model, grid)
     total = grid[0] * grid[1]
-    patch = model.config.vision_config.patch_size
-    width = model.config.text_config.hidden_size
-    layer = ARRCOCLayer(ARRCOCConfig(hidden_size=width, cell_pixels=2 * patch)).to(data["input_ids"].device).eval()
+    layer = ARRCOCLayer(ARRCOCConfig.for_model(model)).to(data["input_ids"].device).eval()
+    family = open_family(model)
 
     def first_token(arguments):
         return model(**arguments, use_cache=True, logits_to_keep=1)
 
-    def row(kept, call, prefill, output):
-        entry = {"model": name, "tokens": total, "kept": kept, "peak_mb": clock.peak(call)}
-        entry["first_token"] = clock.measure(call, repeats, 2)
-        if prefill is not None:
-            entry["prefill"] = clock.measure(prefill, repeats, 2)
-        entry["cache_bytes"] = cache_bytes(output)
-        return entry
-
-    rows = [row("plain", lambda: first_token(data), None, first_token(data))]
-    for kept in ("full", *[count for count in KEPT if count < total]):
+    def select(kept, watch=OFF):
         selector, budget = (create_selector("full"), None) if kept == "full" else (layer, kept)
+        settings = Settings(budget=budget, on_error="raise")
+        return prepare_with_outputs(family, data, selector, settings, watch).inputs
 
-        def whole(selector=selector, budget=budget):
-            return first_token(prepare(model, data, selector, budget=budget, on_error="raise"))
-
-        ready = prepare(model, data, selector, budget=budget, on_error="raise")
-        rows.append(row(kept, whole, lambda ready=ready: first_token(ready), whole()))
-    plain, full = rows[0]["first_token"]["median_ms"], rows[1]["prefill"]["median_ms"]
+    kinds = ["full", *[count for count in KEPT if count < total]]
+    whole = {"plain": lambda: first_token(data)}
+    whole |= {kept: lambda kept=kept: first_token(select(kept)) for kept in kinds}
+    ready = {kept: select(kept) for kept in kinds}
+    prefill = {kept: lambda kept=kept: first_token(ready[kept]) for kept in kinds}
+    peaks = {kept: clock.peak(call) for kept, call in whole.items()}
+    caches = {kept: cache_bytes(call()) for kept, call in whole.items()}
+    firsts = clock.compare(whole, repeats, 0)  # warm by now
+    prefills = clock.compare(prefill, 5 * repeats, 2)
+    plain, full = firsts["plain"]["median_ms"], prefills["full"]["median_ms"]
     print(f"\n{name}, {total} tokens: plain {plain:.1f} ms to the first token, prefill {full:.1f} ms")
-    for entry in rows[1:]:
-        entry["first_token_ratio"] = round(entry["first_token"]["median_ms"] / plain, 4)
-        entry["prefill_ratio"] = round(entry["prefill"]["median_ms"] / full, 4)
+    rows = [{"model": name, "tokens": total, "kept": "plain", "peak_mb": peaks["plain"], "first_token": firsts["plain"],
+             "cache_bytes": caches["plain"]}]  # fmt: skip
+    for kept in kinds:
+        stages = []
+        for _ in range(3):
+            watch = Stopwatch(data["input_ids"].device)
+            select(kept, watch)
+            stages.append(watch.milliseconds)
+        entry = {
+            "model": name, "tokens": total, "kept": kept, "peak_mb": peaks[kept], "first_token": firsts[kept],
+            "prefill": prefills[kept], "cache_bytes": caches[kept],
+            "select": summary([stage["select"] for stage in stages]),
+            "encode": summary([stage["encode"] for stage in stages]),
+            "first_token_ratio": round(firsts[kept]["median_ms"] / plain, 4),
+            "prefill_ratio": round(prefills[kept]["median_ms"] / full, 4),
+        }  # fmt: skip
+        rows.append(entry)
         print(
-            f"  keep {entry['kept']!s:>5}: first token {entry['first_token']['median_ms']:8.1f} ms "
+            f"  keep {kept!s:>5}: first token {entry['first_token']['median_ms']:8.1f} ms "
             f"({entry['first_token_ratio']:.3f}), prefill {entry['prefill']['median_ms']:8.1f} ms "
-            f"({entry['prefill_ratio']:.3f}), cache {entry['cache_bytes'] / 1e6:8.1f} MB, peak {entry['peak_mb']} MB",
+            f"({entry['prefill_ratio']:.3f}), select {entry['select']['median_ms']:5.1f} ms, "
+            f"cache {entry['cache_bytes'] / 1e6:8.1f} MB, peak {entry['peak_mb']} MB",
             flush=True,
         )
     return rows
@@ -154,40 +169,46 @@ def memory_growth(model: torch.nn.Module, calls: int) -> int | None:
 
 def main(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda" if torch.cuda.is_available() else "cpu",
-    out: Annotated[Path | None, typer.Option(help="Where the JSON goes.")] = None,
-    repeats: Annotated[int, typer.Option(help="Timed runs of each row.")] = 7,
+    out: Annotated[Path | None, typer.Option(help="Where the JSON goes; blocks already there are replaced.")] = None,
+    repeats: Annotated[int, typer.Option(help="Timed runs of each row.")] = 5,
     tiny: Annotated[bool, typer.Option(help="Small shapes, to try the script.")] = False,
-    calls: Annotated[int, typer.Option(help="Calls of the memory check.")] = 1000,
+    calls: Annotated[int, typer.Option(help="Calls of the memory check, 0 for none.")] = 1000,
+    model_name: Annotated[str, typer.Option("--model", help="Only models whose name contains this.")] = "",
+    tokens: Annotated[int, typer.Option(help="Only this number of tokens; 0 is all.")] = 0,
 ) -> None:
     target = torch.device(device)
     dtype = torch.bfloat16 if target.type == "cuda" else torch.float32
     clock = Clock(target)
     torch.manual_seed(0)
-    rows: list[dict] = []
-    growth = {}
+    before = json.loads(out.read_text()) if out is not None and out.exists() else {}
+    rows: list[dict] = before.get("rows", [])
+    growth = before.get("memory_growth_bytes", {})
+    shapes = {name: make for name, make in (TINY if tiny else SHAPES).items() if model_name in name}
+    grids = [grid for grid in (((6, 8), (32, 33)) if tiny else GRIDS) if tokens in (0, grid[0] * grid[1])]
     with torch.inference_mode():
-        for name, make in (TINY if tiny else SHAPES).items():
+        for name, make in shapes.items():
             torch.set_default_dtype(dtype)
             with target:
                 model = make().eval()
             torch.set_default_dtype(torch.float32)
-            for grid in ((6, 8), (32, 33)) if tiny else GRIDS:
-                rows += measure(model, name, grid, clock, repeats)
-                if out is not None:
-                    write_json(out, result(target, dtype, model, rows, growth))
-            growth[name] = memory_growth(model, calls)
-            print(f"  memory left behind by {calls} calls: {growth[name]} bytes", flush=True)
-            last = model.config._attn_implementation
+            for grid in grids:
+                block = measure(model, name, grid, clock, repeats)
+                rows = [row for row in rows if (row["model"], row["tokens"]) != (name, grid[0] * grid[1])] + block
+                save(out, target, dtype, model, rows, growth)
+            if calls:
+                growth[name] = memory_growth(model, calls)
+                print(f"  memory left behind by {calls} calls: {growth[name]} bytes", flush=True)
+                save(out, target, dtype, model, rows, growth)
+                calls = 0
             del model
             gc.collect()
             torch.cuda.empty_cache()
+
+
+def save(out, target, dtype, model, rows, growth) -> None:
     if out is not None:
-        write_json(out, {**result(target, dtype, None, rows, growth), "attention": last})
-
-
-def result(target, dtype, model, rows, growth) -> dict[str, object]:
-    attention = None if model is None else model.config._attn_implementation
-    return {"machine": machine(target, dtype), "attention": attention, "memory_growth_bytes": growth, "rows": rows}
+        content = {"machine": machine(target, dtype), "attention": model.config._attn_implementation}
+        write_json(out, {**content, "memory_growth_bytes": growth, "rows": rows})
 
 
 if __name__ == "__main__":

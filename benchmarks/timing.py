@@ -47,11 +47,36 @@ class Clock:
         return round((torch.cuda.max_memory_allocated() - before) / 1e6, 1)
 
     def measure(self, call: Callable[[], object], repeats: int, warm_up: int) -> dict[str, float | int]:
-        for _ in range(warm_up):
-            call()
-        times = sorted(self.once(call) for _ in range(repeats))
-        low, high = (statistics.quantiles(times, n=4)[::2]) if repeats > 1 else (times[0], times[0])
-        return {"median_ms": round(statistics.median(times), 3), "iqr_ms": round(high - low, 3), "repeats": repeats}
+        [found] = self.compare({"": call}, repeats, warm_up).values()
+        return found
+
+    def compare(
+        self, calls: dict[str, Callable[[], object]], repeats: int, warm_up: int
+    ) -> dict[str, dict[str, float | int]]:
+        """Time several calls in turn, so that a slow spell of the machine falls on all of them."""
+        for call in calls.values():
+            for _ in range(warm_up):
+                call()
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        gc.collect()
+        gc.disable()  # as `timeit` does: a collection falls on whichever call it meets
+        try:
+            for _ in range(repeats):
+                for name, call in calls.items():
+                    times[name].append(self.once(call))
+        finally:
+            gc.enable()
+        return {name: summary(found) for name, found in times.items()}
+
+
+def summary(times: list[float]) -> dict[str, float | int]:
+    low, high = statistics.quantiles(times, n=4)[::2] if len(times) > 1 else (times[0], times[0])
+    return {
+        "median_ms": round(statistics.median(times), 3),
+        "iqr_ms": round(high - low, 3),
+        "min_ms": round(min(times), 3),
+        "repeats": len(times),
+    }
 
 
 def machine(device: torch.device, dtype: torch.dtype) -> dict[str, object]:

@@ -15,33 +15,46 @@ PUBLIC = {
     "ARRCOCLayer": "(config, text_detector)",
     "ARRCOCOutput": "(tokens, positions, mask, budgets, num_kept, expected_tokens, relevance, scores, weights, "
     "tensions, strategy, reason, texture, word_pull)",
+    "ARRCOCQwen": "(model, processor, selector, *, mode, budget, query_layers, on_error)",
+    "Answer": "(text, outputs, tokens, strategy, reason, timings_ms)",
     "Attachment": "(model, selector, settings)",
     "ChatTokens": "(start, end, user, newline)",
+    "PictureSelector": "()",
     "PreviousFrame": "(picture, relevance, age, fixations)",
     "Selection": "(indices, features, deepstack, gate, output)",
     "TokenSelector": "()",
     "VisualQuery": "(tokens, grid, words, cells, picture, attention_reader, key_reader)",
     "__version__": "str",
-    "attach": "(model, selector, *, mode, budget, chat, on_error)",
+    "attach": "(model, selector, *, mode, budget, query_layers, chat, on_error)",
     "create_selector": "(name, **kwargs)",
     "generate_texture_array": "(image, grid, channels, *, previous, semantic, text_detector, gestalt_tokens, "
     "cell_pixels, check_values)",
     "list_families": "()",
     "list_selectors": "()",
+    "load_processor": "(directory_or_id, **hub)",
     "patches_from_picture": "(picture, *, patch_size, merge_size, temporal_patch_size, image_mean, image_std)",
     "picture_from_patches": "(pixel_values, grid_thw, *, patch_size, merge_size, temporal_patch_size, image_mean, "
     "image_std)",
-    "prepare": "(model, inputs, selector, *, mode, budget, query, chat, on_error)",
+    "prepare": "(model, inputs, selector, *, mode, budget, query, query_layers, chat, on_error)",
     "register_selector": "(name)",
 }
 # The data path; no module imports one that comes after it.
 ORDER = [
     *("_version", "config", "constants", "mipmaps", "saliency", "patches", "texture"),
-    *("knowing", "balancing", "attending", "outputs", "selecting"),
-    *("saving", "batching", "checking", "graphs", "layer", "_exports"),
-    *("models.family", "models.qwen2_vl", "models.qwen2_5_vl", "models.qwen3_vl", "models.llava"),
-    *("models.asking", "models.preparing", "models.attaching"),
-    *("pictures", "standin", "sheet", "cli", "__main__"),
+    *("knowing", "balancing", "attending", "outputs", "selecting", "baselines"),
+    *("saving", "batching", "checking", "graphs", "layer", "_exports", "pictures"),
+    *(
+        "models.reading",
+        "models.family",
+        "models.qwen2_vl",
+        "models.qwen2_5_vl",
+        "models.qwen3_vl",
+        "models.qwen3_5",
+        "models.llava",
+    ),
+    *("models.asking", "models.stages", "models.building", "models.resizing", "models.preparing"),
+    *("models.calling", "models.attaching", "models.loading", "models.answering"),
+    *("standin", "sheet", "cli", "__main__"),
 ]
 
 
@@ -66,7 +79,7 @@ def test_the_public_api_is_exactly_this():
 
 
 def test_every_public_name_has_a_docstring_with_an_example():
-    without_example = {"ARRCOCOutput", "Attachment", "Selection", "TokenSelector"}  # results and the base class
+    without_example = {"ARRCOCOutput", "Answer", "Attachment", "PictureSelector", "Selection", "TokenSelector"}
     for name in arr_coc.__all__:
         if callable(getattr(arr_coc, name)):
             text = getattr(arr_coc, name).__doc__

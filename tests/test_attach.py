@@ -1,5 +1,8 @@
+import gc
 import threading
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from test_prepare import GREEDY, ByScore
@@ -23,7 +26,7 @@ from tiny_models import (
 from arr_coc import ARRCOCConfig, ARRCOCLayer, ChatTokens, TokenSelector, attach, prepare
 from arr_coc.models.asking import find_question
 
-CHAT = ChatTokens(start=CHAT_START, end=CHAT_END, user=USER, newline=NEWLINE)
+CHAT = ChatTokens(start=CHAT_START, end=CHAT_END, user=(USER,), newline=NEWLINE)
 
 
 @pytest.fixture(scope="module", params=FAMILIES, name="opened")
@@ -132,7 +135,7 @@ def test_wrong_settings_raise_whatever_on_error_says(opened):
 
 def test_other_models_are_refused_with_the_list():
     with pytest.raises(
-        ValueError, match="Linear is not supported; supported are llava, qwen2_5_vl, qwen2_vl, qwen3_vl"
+        ValueError, match="Linear is not supported; supported are llava, qwen2_5_vl, qwen2_vl, qwen3_5, qwen3_vl"
     ):
         attach(torch.nn.Linear(2, 2), ByScore())
 
@@ -205,17 +208,17 @@ def chat_row(*turns):
     ids=["after", "around", "before", "two", "later"],
 )
 def test_the_question_is_found_by_the_structure_of_the_chat(turns, asked):
-    ids = torch.tensor([chat_row(*turns)])
-    found = find_question(ids, torch.ones_like(ids).bool(), ids == IMAGE, {VISION_START, VISION_END, IMAGE}, CHAT)
+    ids = np.array([chat_row(*turns)])
+    found = find_question(ids, np.ones_like(ids, dtype=bool), ids == IMAGE, {VISION_START, VISION_END, IMAGE}, CHAT)
     assert ids[found].tolist() == asked
 
 
 def test_answers_padding_and_plain_prompts():
-    ids = torch.tensor([[0, 0, 20, VISION_START, IMAGE, VISION_END, 30, 31, 40, 41]])
+    ids = np.array([[0, 0, 20, VISION_START, IMAGE, VISION_END, 30, 31, 40, 41]])
     mask, special = ids > 0, {VISION_START, VISION_END, IMAGE}
     found = find_question(ids, mask, ids == IMAGE, special, CHAT)
     assert ids[found].tolist() == [30, 31, 40, 41]
-    labels = torch.full_like(ids, -100)
+    labels = np.full_like(ids, -100)
     labels[0, -2:] = ids[0, -2:]
     found = find_question(ids, mask, ids == IMAGE, special, CHAT, labels)
     assert ids[found].tolist() == [30, 31]
@@ -243,24 +246,62 @@ def test_the_question_reaches_the_selector_and_can_be_overridden():
 
 
 @torch.no_grad()
-def test_many_calls_leave_nothing_behind():
-    import gc
+def test_words_may_be_read_by_the_first_layers(opened):
+    family, model = opened
+    data = inputs_for(family, IMAGE_PROMPT)
+    ids = torch.tensor([30, 31, 32])
+    seen = []
 
+    class Looking(ByScore):
+        def select(self, queries, budget=None):
+            seen.append(queries[0].words)
+            return super().select(queries, budget)
+
+    states = model(input_ids=ids[None], output_hidden_states=True).hidden_states
+    before = state_of(model)
+    for layers in (0, 1, 2):
+        prepare(model, data, Looking(), query=[ids], query_layers=layers)
+        torch.testing.assert_close(seen[-1], states[layers][0], atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(seen[-1], seen[-2], atol=1e-2)
+    with attach(model, Looking(), query_layers=2):
+        model(**data)
+    assert seen[-1].shape[0] == 6
+    assert state_of(model) == before
+    with pytest.raises(ValueError, match="`query_layers` must be at most 3"):
+        prepare(model, data, ByScore(), query_layers=4)
+    with pytest.raises(ValueError, match="`query` must have the ids of one question per row, got 2 for 1 rows"):
+        prepare(model, data, ByScore(), query=[ids, ids])
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@torch.no_grad()
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
+def test_many_calls_leave_nothing_behind():
     model = tiny_model("qwen2_vl")
     layer = ARRCOCLayer(ARRCOCConfig(hidden_size=HIDDEN))
     data = inputs_for("qwen2_vl", IMAGE_PROMPT)
+    kept = []
 
-    def count():
+    def tensors():
         gc.collect()
         return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
 
-    def work(times):
+    def work(times, leak=False):
         for _ in range(times):
             with attach(model, layer, budget=5, on_error="raise"):
-                model(**data)
+                logits = model(**data).logits
+            if leak:
+                kept.append(logits.repeat(1, 1, 100))
 
-    work(5)
-    before, hooks = count(), state_of(model)
-    work(50)
-    assert count() <= before + 2
+    work(20)
+    before, hooks, memory = tensors(), state_of(model), resident_bytes()
+    work(200)
+    assert tensors() <= before + 2
+    assert resident_bytes() - memory < 8e6
     assert state_of(model) == hooks
+    work(20, leak=True)  # what a leak would look like
+    assert tensors() >= before + 20
+    assert resident_bytes() - memory > 8e6

@@ -11,6 +11,7 @@ from tiny_models import (
     MIXED,
     PAD,
     QWEN,
+    RELATIVES,
     SMALL,
     TEXT,
     TWO_IMAGES,
@@ -243,8 +244,8 @@ def test_noise_on_dropped_tokens_changes_nothing_and_on_kept_ones_it_does(qwen, 
 
     encode = Qwen2VL.encode
 
-    def noisy(self, inputs, kind):
-        encoded = encode(self, inputs, kind)
+    def noisy(self, inputs, kind, layers=()):
+        encoded = encode(self, inputs, kind, layers)
         for level in (encoded.features, *encoded.deepstack):
             level[chosen["rows"]] += 1.0
         return encoded
@@ -257,8 +258,8 @@ def test_noise_on_dropped_tokens_changes_nothing_and_on_kept_ones_it_does(qwen, 
 
 
 def _query(model, data):
-    encoded = open_family(model).encode(data, "image")
-    return VisualQuery(encoded.features, encoded.grids[0], torch.zeros(1, HIDDEN))
+    family = open_family(model)
+    return VisualQuery(family.encode(data, "image").features, family.grids(data, "image")[0], torch.zeros(1, HIDDEN))
 
 
 @torch.no_grad()
@@ -403,3 +404,29 @@ def test_half_precision_and_attention_implementations(attention, dtype):
     with attach(model, layer, budget=6, on_error="raise"):
         assert model.generate(**data, **GREEDY).shape[1] == data["input_ids"].shape[1] + 6
         assert bool(model(**data).logits.isfinite().all())
+
+
+@pytest.mark.parametrize("family", RELATIVES)
+@torch.no_grad()
+def test_relatives_run_unchanged(family):
+    model = tiny_model(family)
+    for specs in ([TWO_IMAGES], [IMAGE_PROMPT, SMALL, TEXT], [CLIP]):
+        data = inputs_for("qwen3_vl", *specs)
+        valid = data["attention_mask"].bool()
+        plain = model(**data).logits[valid]
+        assert torch.equal(model(**prepare(model, data, ByScore(), budget=1.0)).logits[valid], plain)
+        kept = prepare(model, data, ByScore(), budget=5, on_error="raise")
+        assert kept["input_ids"].shape[1] < data["input_ids"].shape[1]
+        length = kept["input_ids"].shape[1]
+        cached = model.generate(**kept, **GREEDY)[:, length:]
+        again = prepare(model, data, ByScore(), budget=5, on_error="raise")
+        assert torch.equal(model.generate(**again, **GREEDY, use_cache=False)[:, length:], cached)
+
+
+@torch.no_grad()
+def test_an_expert_model_drops_tokens_as_if_they_were_masked():
+    model = tiny_model("qwen3_vl_moe")
+    data = inputs_for("qwen3_vl", IMAGE_PROMPT)
+    keep, prepared = kept_columns_of(data, Counting([6]), model)
+    expected = masked_reference("qwen3_vl", model, data, keep)
+    torch.testing.assert_close(model(**prepared).logits, expected, **TOLERANCE)

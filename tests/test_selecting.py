@@ -6,12 +6,26 @@ from drawing import noise, random_tokens
 
 from arr_coc import ARRCOCConfig, TokenSelector, VisualQuery, create_selector, list_selectors, register_selector
 from arr_coc.attending import resolve_budget
+from arr_coc.baselines import OracleSelector
 from arr_coc.selecting import _REGISTRY
 
 WIDTH = 64
 
 
+TOKENS = ["arr-coc", "centre", "grid", "oracle", "random"]
+
+
+class Boxed(OracleSelector):
+    """Has a box for every picture, however many there are."""
+
+    def select(self, queries, budget=None):
+        self.boxes = [[(0.1, 0.2, 0.4, 0.5)]] * len(queries)
+        return super().select(queries, budget)
+
+
 def make(name):
+    if name == "oracle":
+        return Boxed()
     return create_selector(name, **({"config": ARRCOCConfig(hidden_size=WIDTH)} if name == "arr-coc" else {}))
 
 
@@ -26,13 +40,13 @@ def query(seed=0, grid=(1, 6, 9), words=5, pictured=True):
     )
 
 
-@pytest.fixture(name="selector", params=["arr-coc", "centre", "grid", "random"])
+@pytest.fixture(name="selector", params=TOKENS)
 def make_selector(request):
     return make(request.param)
 
 
 def test_the_suite_covers_every_selector():
-    assert list_selectors() == ["arr-coc", "centre", "full", "grid", "random"]
+    assert list_selectors() == sorted([*TOKENS, "full", "downsample", "half-and-half"])
     one = query()
     for budget in (1, 0.1, "auto"):  # `full` has no budget
         assert make("full").select([one], budget)[0].indices.tolist() == list(range(54))
@@ -84,7 +98,7 @@ def test_centre_keeps_the_middle_and_random_its_seed():
 def test_names_are_given_once_and_unknown_ones_list_the_known():
     with pytest.raises(ValueError, match="'random' is already registered"):
         register_selector("random")(type(make("grid")))
-    with pytest.raises(ValueError, match="no selector is named 'best'; there are arr-coc, centre, full, grid, random"):
+    with pytest.raises(ValueError, match="no selector is named 'best'; there are arr-coc, centre, downsample, full"):
         create_selector("best")
 
 

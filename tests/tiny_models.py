@@ -14,6 +14,7 @@ CHAT_START, CHAT_END, USER, NEWLINE = 7, 8, 9, 10
 FIRST_WORD = 16
 QWEN = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 FAMILIES = [*QWEN, "llava"]
+RELATIVES = ["qwen3_vl_moe", "qwen3_5"]
 LLAVA_SIDE = 4  # tokens a side of LLaVA's square grid
 
 IMAGE_PROMPT = [("text", 4), ("image", (1, 8, 12)), ("text", 6)]
@@ -63,6 +64,24 @@ def _qwen_config(family):
     )  # fmt: skip
 
 
+def _relative_config(family):
+    """Two more that run on the same code as Qwen3-VL."""
+    like = _qwen_config("qwen3_vl").to_dict()
+    ids = {name: like[name] for name in like if name.endswith("token_id") and like[name] is not None}
+    vision, text = dict(like["vision_config"]), dict(like["text_config"])
+    del vision["model_type"], text["model_type"]
+    if family == "qwen3_vl_moe":
+        text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
+        return transformers.Qwen3VLMoeConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **ids)
+    del vision["deepstack_visual_indexes"]
+    text |= {
+        "num_hidden_layers": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "rope_parameters": {**text["rope_parameters"], "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5},
+    }  # fmt: skip
+    return transformers.Qwen3_5Config(text_config=text, vision_config=vision, tie_word_embeddings=False, **ids)
+
+
 def _llava_config():
     side = LLAVA_SIDE * 14
     vision = transformers.CLIPVisionConfig(
@@ -77,12 +96,17 @@ def _llava_config():
 
 def tiny_model(family, attention="sdpa", seed=0):
     torch.manual_seed(seed)
-    config = _llava_config() if family == "llava" else _qwen_config(family)
+    if family == "llava":
+        config = _llava_config()
+    else:
+        config = _relative_config(family) if family in RELATIVES else _qwen_config(family)
     config._attn_implementation = attention
     name = {
         "qwen2_vl": "Qwen2VLForConditionalGeneration",
         "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
         "qwen3_vl": "Qwen3VLForConditionalGeneration",
+        "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
+        "qwen3_5": "Qwen3_5ForConditionalGeneration",
         "llava": "LlavaForConditionalGeneration",
     }[family]
     model = getattr(transformers, name)(config).eval()

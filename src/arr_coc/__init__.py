@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         ARRCOCConfig,
         ARRCOCLayer,
         ARRCOCOutput,
+        PictureSelector,
         PreviousFrame,
         Selection,
         TokenSelector,
@@ -25,15 +26,27 @@ if TYPE_CHECKING:
         picture_from_patches,
         register_selector,
     )
-    from arr_coc.models import Attachment, ChatTokens, attach, list_families, prepare
+    from arr_coc.models import (
+        Answer,
+        ARRCOCQwen,
+        Attachment,
+        ChatTokens,
+        attach,
+        list_families,
+        load_processor,
+        prepare,
+    )
 
 __all__ = [
     "CHANNELS",
     "ARRCOCConfig",
     "ARRCOCLayer",
     "ARRCOCOutput",
+    "ARRCOCQwen",
+    "Answer",
     "Attachment",
     "ChatTokens",
+    "PictureSelector",
     "PreviousFrame",
     "Selection",
     "TokenSelector",
@@ -44,6 +57,7 @@ __all__ = [
     "generate_texture_array",
     "list_families",
     "list_selectors",
+    "load_processor",
     "patches_from_picture",
     "picture_from_patches",
     "prepare",
@@ -51,7 +65,10 @@ __all__ = [
 ]
 
 
-_OF_MODELS = {"Attachment", "ChatTokens", "attach", "list_families", "prepare"}
+_OF_MODELS = {
+    *("ARRCOCQwen", "Answer", "Attachment", "ChatTokens"),
+    *("attach", "list_families", "load_processor", "prepare"),
+}
 
 
 def __getattr__(name: str) -> object:

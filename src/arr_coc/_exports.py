@@ -1,10 +1,12 @@
 """What `arr_coc` exports. Imported at the first use of a name, so that `arr-coc --help` does not wait for torch."""
 
+from arr_coc import baselines  # noqa: F401  (they register themselves)
 from arr_coc.config import ARRCOCConfig
 from arr_coc.layer import ARRCOCLayer
 from arr_coc.patches import patches_from_picture, picture_from_patches
 from arr_coc.selecting import (
     ARRCOCOutput,
+    PictureSelector,
     Selection,
     TokenSelector,
     VisualQuery,
@@ -19,6 +21,7 @@ __all__ = [
     "ARRCOCConfig",
     "ARRCOCLayer",
     "ARRCOCOutput",
+    "PictureSelector",
     "PreviousFrame",
     "Selection",
     "TokenSelector",

@@ -159,6 +159,22 @@ class ARRCOCConfig:
             )
         check_budget(self.budget)
 
+    @classmethod
+    def for_model(cls, model: Any, **changes: Any) -> ARRCOCConfig:
+        """A configuration that fits a vision-language model of transformers.
+
+        Args:
+            model (`PreTrainedModel`): its widths and its name are read.
+            changes: further fields.
+        """
+        config, vision = model.config, model.config.vision_config
+        fields = {
+            "hidden_size": config.get_text_config().hidden_size,
+            "cell_pixels": vision.patch_size * getattr(vision, "spatial_merge_size", 1),
+            "base_model_name_or_path": getattr(config, "name_or_path", "") or None,
+        }
+        return cls(**{**fields, **changes})
+
     @property
     def low_rank(self) -> int:
         """`rank`, which is never `None` after construction."""

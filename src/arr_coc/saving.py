@@ -79,8 +79,8 @@ class PretrainedModule(nn.Module):
             kwargs: further arguments of the class.
         """
         hub = {"revision": revision, "cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
-        config_path = _find(directory_or_id, CONFIG_NAME, hub)
-        weights_path = _find(directory_or_id, WEIGHTS_NAME, hub)
+        config_path = find_file(directory_or_id, CONFIG_NAME, hub)
+        weights_path = find_file(directory_or_id, WEIGHTS_NAME, hub)
         module = cls(ARRCOCConfig.from_json(config_path.read_text(encoding="utf-8")), **kwargs)
         try:
             state = load_file(weights_path, device=device)
@@ -108,7 +108,8 @@ class PretrainedModule(nn.Module):
         return str(commit.commit_url)
 
 
-def _find(directory_or_id: str | Path, name: str, hub: dict[str, Any]) -> Path:
+def find_file(directory_or_id: str | Path, name: str, hub: dict[str, Any]) -> Path:
+    """Path of a selector's file, in a directory or fetched from the Hub."""
     if Path(directory_or_id).is_dir():
         path = Path(directory_or_id, name)
         if path.is_file():

@@ -1,7 +1,7 @@
 """Selecting: the one interface of everything that picks tokens, and the registry of all that do.
 
-A selector gets one [`VisualQuery`] per picture or clip and answers with one [`Selection`] each. Three selectors that
-know nothing live here, since no result is worth reporting without them: `random`, `grid` and `centre`.
+A [`TokenSelector`] gets one [`VisualQuery`] per picture or clip and answers with one [`Selection`] each. A
+[`PictureSelector`] acts before the encoder: it has a smaller picture read. Both live in one registry.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
-import torch
 from torch import Tensor
 
-from arr_coc.attending import resolve_budget, spread_rank
 from arr_coc.config import Budget, Grid, cell_count, check_grid
 from arr_coc.outputs import ARRCOCOutput
 
 __all__ = [
     "ARRCOCOutput",
+    "PictureSelector",
     "Selection",
+    "Selector",
     "TokenSelector",
     "VisualQuery",
     "create_selector",
@@ -110,7 +110,8 @@ class Selection:
 
     Args:
         indices (`Tensor` of shape `[K]`): kept cells, ascending.
-        features (`Tensor` of shape `[K, D]`, *optional*): replacement rows, for methods that merge tokens.
+        features (`Tensor` of shape `[K, D]`, *optional*): replacement rows, for methods that merge tokens; `indices`
+            then names the cells whose places they take.
         deepstack (`tuple[Tensor, ...]`, *optional*): replacement rows for each DeepStack level.
         gate (`Tensor` of shape `[K]`, *optional*): value 1, carries the gradient to the selector.
         output (`ARRCOCOutput`, *optional*): what an ARR-COC layer saw.
@@ -126,18 +127,35 @@ class Selection:
 class TokenSelector(ABC):
     """Picks tokens after a full encoding. Subclasses implement `select` and are registered by name.
 
-    One that never reads `VisualQuery.picture` sets `needs_picture = False`, and the picture is not rebuilt for it.
+    One that never reads `VisualQuery.picture` sets `needs_picture = False`, and the picture is not rebuilt for it. One
+    that reads attention or keys of the encoder names the layers in `encoder_layers` (negative ones count from the
+    end): they are kept during the one pass of the encoder, at no second pass.
     """
 
     needs_picture: ClassVar[bool] = True
+    encoder_layers: tuple[int, ...] = ()
 
     @abstractmethod
     def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:
         """Choose tokens of each query; `budget=None` means the selector's own default."""
 
 
-SelectorT = TypeVar("SelectorT", bound=type[TokenSelector])
-_REGISTRY: dict[str, type[TokenSelector]] = {}
+class PictureSelector(ABC):
+    """Has a smaller picture read, and perhaps tokens of the full one beside it. Subclasses implement `plan`."""
+
+    beside: TokenSelector | None = None
+
+    @abstractmethod
+    def plan(self, grid: Grid, budget: Budget | None = None) -> tuple[Grid, int]:
+        """Token grid of the smaller picture, and how many tokens of the full one `beside` chooses.
+
+        The answer `(grid, 0)` leaves the picture as it is.
+        """
+
+
+Selector = TokenSelector | PictureSelector
+SelectorT = TypeVar("SelectorT", bound=type[TokenSelector] | type[PictureSelector])
+_REGISTRY: dict[str, type[TokenSelector] | type[PictureSelector]] = {}
 
 
 def register_selector(name: str) -> Callable[[SelectorT], SelectorT]:
@@ -169,7 +187,7 @@ def register_selector(name: str) -> Callable[[SelectorT], SelectorT]:
     return register
 
 
-def create_selector(name: str, **kwargs: Any) -> TokenSelector:
+def create_selector(name: str, **kwargs: Any) -> Any:
     """Make a registered selector.
 
     Example:
@@ -204,70 +222,7 @@ def list_selectors() -> list[str]:
     return sorted(_REGISTRY)
 
 
-class _Ranked(TokenSelector):
-    """Keeps the first K cells of an order that depends on the grid alone; `"auto"` is the default ratio."""
-
-    needs_picture = False
-    default: Budget = 0.25
-
-    def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:
-        """Keep the first cells of the order."""
-        selections = []
-        for query in queries:
-            wanted = resolve_budget(self.default if budget is None else budget, cell_count(query.cells))
-            kept = wanted if wanted is not None else resolve_budget(self.default, cell_count(query.cells))
-            rank = self.rank(query.cells, query.tokens.device)
-            selections.append(Selection(indices=rank.argsort(stable=True)[:kept].sort().values))
-        return selections
-
-    @abstractmethod
-    def rank(self, cells: Grid, device: torch.device) -> Tensor:
-        """Rank `[N]` of each cell, lowest first."""
-
-
-@register_selector("full")
-class FullSelector(TokenSelector):
-    """Keeps every token, whatever the budget: the plain model, by the same path as all others."""
-
-    needs_picture = False
-
-    def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:
-        """Keep all cells."""
-        return [
-            Selection(indices=torch.arange(cell_count(query.cells), device=query.tokens.device)) for query in queries
-        ]
-
-
-@register_selector("random")
-class RandomSelector(_Ranked):
-    """Keeps cells at random; the same ones for the same seed and grid."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self.seed = seed
-
-    def rank(self, cells: Grid, device: torch.device) -> Tensor:
-        """A random rank for each cell."""
-        generator = torch.Generator().manual_seed(self.seed)
-        return torch.rand(cell_count(cells), generator=generator).to(device)
-
-
-@register_selector("grid")
-class GridSelector(_Ranked):
-    """Keeps cells spread evenly over the picture."""
-
-    def rank(self, cells: Grid, device: torch.device) -> Tensor:
-        """Rank in an evenly spread order."""
-        return spread_rank(cells, device)
-
-
-@register_selector("centre")
-class CentreSelector(_Ranked):
-    """Keeps the cells nearest to the middle of each frame."""
-
-    def rank(self, cells: Grid, device: torch.device) -> Tensor:
-        """Rank by distance from the middle."""
-        frames, rows, columns = cells
-        y = (torch.arange(rows, device=device) - (rows - 1) / 2) / rows
-        x = (torch.arange(columns, device=device) - (columns - 1) / 2) / columns
-        distance = y[:, None].square() + x[None].square()  # [h, w]
-        return distance.expand(frames, -1, -1).flatten()
+def selector_name(selector: Selector) -> str:
+    """The name a selector is registered under, or that of its class."""
+    names = [name for name, cls in _REGISTRY.items() if type(selector) is cls]
+    return names[0] if names else type(selector).__name__

@@ -8,11 +8,14 @@ text if nothing does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class ChatTokens:
     Args:
         start (`int`, *optional*): `<|im_start|>`.
         end (`int`, *optional*): `<|im_end|>`.
-        user (`int`, *optional*): the word `user` after a start.
+        user (`tuple[int, ...]`, *optional*): the word `user` after a start.
         newline (`int`, *optional*): the line break after the role.
 
     Example:
@@ -37,36 +40,44 @@ class ChatTokens:
 
     start: int = 151644
     end: int = 151645
-    user: int = 872
+    user: tuple[int, ...] = (872,)
     newline: int = 198
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: Any) -> ChatTokens:
+        """The markers of a tokenizer with a chat template in Qwen's form."""
+        start, end = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
+        if start is None or end is None or tokenizer.unk_token_id in (start, end):
+            return cls()
+        user, newline = (tokenizer.encode(text, add_special_tokens=False) for text in ("user", "\n"))
+        return cls(start=start, end=end, user=tuple(user), newline=newline[-1] if newline else -1)
 
 
 def find_question(
-    ids: Tensor, mask: Tensor, visual: Tensor, special: set[int], chat: ChatTokens, labels: Tensor | None = None
-) -> Tensor:
-    """Boolean mask `[B, L]` of the words that are asked; all arguments on the host.
+    ids: Ints, mask: Bools, visual: Bools, special: set[int], chat: ChatTokens, labels: Ints | None = None
+) -> Bools:
+    """Boolean mask `[B, L]` of the words that are asked.
 
     Args:
-        ids (`Tensor` of shape `[B, L]`): the full prompt.
-        mask (`Tensor` of shape `[B, L]`): False where padded.
-        visual (`Tensor` of shape `[B, L]`): True at visual tokens.
+        ids (`ndarray` of shape `[B, L]`): the full prompt.
+        mask (`ndarray` of shape `[B, L]`): False where padded.
+        visual (`ndarray` of shape `[B, L]`): True at visual tokens.
         special (`set[int]`): ids that are no words.
         chat (`ChatTokens`): the markers.
-        labels (`Tensor` of shape `[B, L]`, *optional*): -100 everywhere but in the answer.
+        labels (`ndarray` of shape `[B, L]`, *optional*): -100 everywhere but in the answer.
     """
-    no_words = torch.tensor(sorted({chat.start, chat.end, *special}))
-    words = mask & ~visual & ~torch.isin(ids, no_words)
+    words = mask & ~visual & ~np.isin(ids, sorted({chat.start, chat.end, *special}))
     if labels is not None:
         words &= labels == -100
-    found = torch.zeros_like(words)
-    for row in range(ids.shape[0]):
-        begin, end = _last_user_turn(ids[row].tolist(), chat)
-        turn = torch.zeros_like(words[row])
+    found = np.zeros_like(words)
+    for row in range(len(ids)):
+        begin, end = _last_user_turn(ids[row], chat)
+        turn = np.zeros_like(words[row])
         turn[begin:end] = True
-        pictures = (visual[row] & turn).nonzero()[:, 0]
-        after = turn.clone()
+        pictures = (visual[row] & turn).nonzero()[0]
+        after = turn.copy()
         if len(pictures):
-            after[: int(pictures[-1]) + 1] = False
+            after[: pictures[-1] + 1] = False
         asked = words[row] & after
         if not asked.any():
             asked = words[row] & turn
@@ -76,13 +87,13 @@ def find_question(
     return found
 
 
-def _last_user_turn(ids: Sequence[int], chat: ChatTokens) -> tuple[int, int]:
+def _last_user_turn(ids: Ints, chat: ChatTokens) -> tuple[int, int]:
     """Where the text of the last user turn begins and ends; the whole prompt if there are no markers."""
-    for place in range(len(ids) - 2, -1, -1):
-        if ids[place] == chat.start and ids[place + 1] == chat.user:
-            begin = place + 2
+    for start in (ids == chat.start).nonzero()[0][::-1]:
+        begin = int(start) + 1 + len(chat.user)
+        if tuple(ids[start + 1 : begin]) == chat.user:
             if begin < len(ids) and ids[begin] == chat.newline:
                 begin += 1
-            end = next((i for i in range(begin, len(ids)) if ids[i] == chat.end), len(ids))
-            return begin, end
+            ends = (ids[begin:] == chat.end).nonzero()[0]
+            return begin, begin + int(ends[0]) if len(ends) else len(ids)
     return 0, len(ids)

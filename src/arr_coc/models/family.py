@@ -6,14 +6,16 @@ a file of its own and decorate it with `@register_family("model_type", ...)`.
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from arr_coc.config import Grid
+from arr_coc.models.reading import EncoderReader, LayerInput, keep_inputs
 
 Inputs = Mapping[str, Any]
 
@@ -24,17 +26,18 @@ class Encoded(NamedTuple):
     Args:
         features (`Tensor` of shape `[N, D]`): merged tokens of all of them, one after the other.
         deepstack (`tuple[Tensor, ...]`): further levels `[N, D]`; empty where a family has none.
-        grids (`tuple[Grid, ...]`): `(t, h, w)` of each.
+        reader (`EncoderReader`, *optional*): of the encoder's layers, where some were to be kept.
     """
 
     features: Tensor
     deepstack: tuple[Tensor, ...]
-    grids: tuple[Grid, ...]
+    reader: EncoderReader | None = None
 
 
 class Family:
     """One family of models. `target` is the module with `generate`, `inner` the one below its head."""
 
+    processor_class: ClassVar[str] = ""
     kinds: ClassVar[tuple[str, ...]] = ("image",)
     pixel_names: ClassVar[Mapping[str, str]] = {"image": "pixel_values", "video": "pixel_values_videos"}
     # whether decoding needs a cache: without one, transformers drops a mask without padding, and then reads gaps in
@@ -44,9 +47,14 @@ class Family:
     consumed: ClassVar[tuple[str, ...]] = ("pixel_values",)
 
     def __init__(self, target: nn.Module) -> None:
-        self.target = target
+        self._target = target
         self.inner: Any = target.model
         self.config: Any = target.config
+
+    @property
+    def target(self) -> Any:
+        """The module with `generate`."""
+        return self._target
 
     def present(self, inputs: Inputs) -> list[str]:
         """Kinds of pictures that a call carries."""
@@ -69,21 +77,70 @@ class Family:
                 return int(value)
         return 0
 
-    def encode(self, inputs: Inputs, kind: str) -> Encoded:
-        """Encode all pictures of a kind once."""
+    def grids(self, inputs: Inputs, kind: str) -> list[Grid]:
+        """Token grid `(t, h, w)` of each picture of a kind, before anything is encoded."""
+        raise TypeError(f"{type(self).__name__} does not say what grids its pictures have")
+
+    def encode(self, inputs: Inputs, kind: str, layers: Sequence[int] = ()) -> Encoded:
+        """Encode all pictures of a kind once, and keep what the named encoder layers saw."""
+        modules = self.encoder_attention() if layers else []
+        wrong = [layer for layer in layers if not -len(modules) <= layer < len(modules)]
+        if wrong:
+            raise ValueError(f"the encoder has {len(modules)} layers, there is no layer {wrong[0]}")
+        with keep_inputs(modules, layers) as kept:
+            features, deepstack = self.run_encoder(inputs, kind)
+        if not layers:
+            return Encoded(features, deepstack)
+
+        def read(layer: int) -> LayerInput:
+            return self.read_layer(modules[layer], kept[layer], inputs, kind)
+
+        return Encoded(features, deepstack, EncoderReader(read, layers, len(modules)))
+
+    def run_encoder(self, inputs: Inputs, kind: str) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Merged tokens `[N, D]` of all pictures of a kind, and further levels of them."""
         raise TypeError(f"{type(self).__name__} does not say how it encodes")
 
-    def positions(self, inputs: Inputs, mask: Tensor) -> Tensor:
+    def encoder_attention(self) -> list[nn.Module]:
+        """The attention module of each encoder layer."""
+        raise TypeError(f"{type(self).__name__} does not say how its encoder is read")
+
+    def read_layer(self, module: nn.Module, called: dict[str, Any], inputs: Inputs, kind: str) -> LayerInput:
+        """Queries and keys of a layer, from what its attention was called with."""
+        raise TypeError(f"{type(self).__name__} does not say how its encoder is read")
+
+    def positions(self, inputs: Inputs) -> Tensor:
         """Positions `[P, B, L]` of the full prompt, `P` of them for each token."""
         raise TypeError(f"{type(self).__name__} does not say where its tokens stand")
 
     def place(self, mask: Tensor, positions: Tensor, next_position: Tensor) -> dict[str, Tensor]:
-        """Position arguments of the shorter prompt, given its mask `[B, L']` and its tokens' positions `[P, B, L']`."""
+        """Position arguments of the shorter prompt, given its mask `[B, L']`, its tokens' positions `[P, B, L']`, and
+        where decoding goes on `[B]`.
+        """
         raise TypeError(f"{type(self).__name__} does not say how positions are passed")
 
     def pictures(self, inputs: Inputs, kind: str) -> list[Tensor] | None:
         """The pictures `[t, 3, H, W]` in [0, 1] behind the pixel values, if they can be had."""
         return None
+
+    def resize(self, inputs: Inputs, kind: str, grids: Sequence[Grid]) -> dict[str, Tensor]:
+        """The inputs that change when the pictures of a kind are resized to these token grids."""
+        raise ValueError(f"{self.config.model_type} reads every picture at one size; use a selector that picks tokens")
+
+    def embed_words(self, ids: Tensor, layers: int = 0) -> Tensor:
+        """Embeddings `[Q, D]` of words, or what the language model's first layers make of them read by themselves."""
+        words: Tensor = self.target.get_input_embeddings()(ids)
+        if layers == 0:
+            return words
+        language: Any = self.inner.language_model
+        if layers > len(language.layers):
+            raise ValueError(f"`query_layers` must be at most {len(language.layers)} for this model, got {layers}")
+        # a shallow copy that shares every weight; the model itself is not touched
+        short = copy.copy(language)
+        short._modules = {**language._modules, "layers": language.layers[:layers], "norm": nn.Identity()}
+        output = type(language).forward(short, inputs_embeds=words[None], use_cache=False)
+        read: Tensor = output.last_hidden_state[0]
+        return read
 
     def wrap(self, features: list[Tensor], deepstack: list[list[Tensor]]) -> Any:
         """Encoder output with the rows of each picture, as the model takes it."""
@@ -122,6 +179,20 @@ def list_families() -> list[str]:
     return sorted(_FAMILIES)
 
 
+def family_class(model_type: str) -> type[Family]:
+    """The family of a `model_type`; an unknown one is refused with the list of those that are known."""
+    if model_type not in _FAMILIES:
+        raise _unsupported(model_type)
+    return _FAMILIES[model_type]
+
+
+def _unsupported(name: str) -> ValueError:
+    return ValueError(
+        f"{name} is not supported; supported are {', '.join(list_families())}. "
+        "To add one, subclass `arr_coc.models.family.Family` and register it with `@register_family`"
+    )
+
+
 def open_family(model: nn.Module) -> Family:
     """Find the family of a model, also below wrappers, and refuse what would go wrong before anything is touched."""
     prompt_learning = getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
@@ -136,10 +207,7 @@ def open_family(model: nn.Module) -> Family:
             if "mm_encoder_outputs" not in inspect.signature(type(module).forward).parameters:
                 raise ValueError("this version of transformers does not take encoded pictures; install >= 5.19")
             return _FAMILIES[model_type](module)
-    raise ValueError(
-        f"{type(model).__name__} is not supported; supported are {', '.join(list_families())}. "
-        "To add one, subclass `arr_coc.models.family.Family` and register it with `@register_family`"
-    )
+    raise _unsupported(type(model).__name__)
 
 
 def flat(values: Any) -> Tensor:

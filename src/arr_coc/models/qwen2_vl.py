@@ -7,18 +7,22 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb_vision
 
 from arr_coc.config import Grid
-from arr_coc.models.family import Encoded, Family, Inputs, flat, register_family
-from arr_coc.patches import CLIP_MEAN, CLIP_STD, picture_from_patches
+from arr_coc.models.family import Family, Inputs, flat, register_family
+from arr_coc.models.reading import LayerInput
+from arr_coc.patches import CLIP_MEAN, CLIP_STD, patches_from_picture, picture_from_patches
 
 
 @register_family("qwen2_vl")
 class Qwen2VL(Family):
     """Qwen2-VL, and the base of the families that followed it."""
 
+    processor_class = "Qwen2VLProcessor"
     kinds = ("image", "video")
     consumed = (
         *("pixel_values", "pixel_values_videos", "image_grid_thw", "video_grid_thw"),
@@ -27,18 +31,45 @@ class Qwen2VL(Family):
     image_mean: ClassVar[Sequence[float]] = CLIP_MEAN
     image_std: ClassVar[Sequence[float]] = CLIP_STD
 
-    def encode(self, inputs: Inputs, kind: str) -> Encoded:
-        """Encode all pictures of a kind once."""
-        patch_grid = inputs[f"{kind}_grid_thw"]
-        output = getattr(self.inner, f"get_{kind}_features")(inputs[self.pixel_names[kind]], patch_grid)
+    def grids(self, inputs: Inputs, kind: str) -> list[Grid]:
+        """Patch grids, divided by the merge of patches into tokens."""
         merge = self.config.vision_config.spatial_merge_size
-        grids: list[Grid] = [(t, h // merge, w // merge) for t, h, w in patch_grid.tolist()]
-        deepstack = tuple(flat(level) for level in getattr(output, "deepstack_features", None) or ())
-        return Encoded(flat(output.pooler_output), deepstack, tuple(grids))
+        return [(t, h // merge, w // merge) for t, h, w in inputs[f"{kind}_grid_thw"].tolist()]
 
-    def positions(self, inputs: Inputs, mask: Tensor) -> Tensor:
+    def run_encoder(self, inputs: Inputs, kind: str) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Encode all pictures of a kind once."""
+        output = getattr(self.inner, f"get_{kind}_features")(inputs[self.pixel_names[kind]], inputs[f"{kind}_grid_thw"])
+        deepstack = tuple(flat(level) for level in getattr(output, "deepstack_features", None) or ())
+        return flat(output.pooler_output), deepstack
+
+    def encoder_attention(self) -> list[nn.Module]:
+        """The attention module of each encoder layer."""
+        return [block.attn for block in self.inner.visual.blocks]
+
+    def read_layer(self, module: nn.Module, called: dict[str, Any], inputs: Inputs, kind: str) -> LayerInput:
+        """Queries and keys of a layer; its frames (or windows) attend to themselves alone."""
+        attention: Any = module
+        hidden = called["hidden_states"]
+        # [n, 3 * F] -> [3, n, heads, d]
+        split = attention.qkv(hidden).view(hidden.shape[0], 3, attention.num_heads, -1).transpose(0, 1)
+        queries, keys = apply_rotary_pos_emb_vision(split[0], split[1], *called["position_embeddings"])
+        return LayerInput(
+            queries=queries.transpose(0, 1),  # [heads, n, d]
+            keys=keys.transpose(0, 1),
+            content=split[1].flatten(1),
+            lengths=tuple(called["cu_seqlens"].diff().tolist()),
+            scale=attention.head_dim**-0.5,
+            patches=self.config.vision_config.spatial_merge_size**2,
+            order=self.cell_order(inputs, kind),
+        )
+
+    def cell_order(self, inputs: Inputs, kind: str) -> Tensor | None:
+        """Where each cell stands inside the encoder; None if in the order of the picture."""
+        return None
+
+    def positions(self, inputs: Inputs) -> Tensor:
         """M-RoPE positions `[3, B, L]` of the full prompt."""
-        known = dict(inputs) | {"attention_mask": mask}
+        known = dict(inputs)
         if known.get("mm_token_type_ids") is None:
             # without it `generate` would silently fall back to text positions
             ids = known["input_ids"]
@@ -57,17 +88,35 @@ class Qwen2VL(Family):
 
     def pictures(self, inputs: Inputs, kind: str) -> list[Tensor] | None:
         """One frame per row of tokens, exactly as the processor had it after resizing."""
+        clips = picture_from_patches(inputs[self.pixel_names[kind]], inputs[f"{kind}_grid_thw"], **self._cut())
+        return [clip[:: self.config.vision_config.temporal_patch_size] for clip in clips]
+
+    def resize(self, inputs: Inputs, kind: str, grids: Sequence[Grid]) -> dict[str, Tensor]:
+        """Pixel values and grids of the pictures at other sizes, resampled as the processor does (bicubic)."""
+        pixels, patch_grid = inputs[self.pixel_names[kind]], inputs[f"{kind}_grid_thw"]
+        clips = picture_from_patches(pixels, patch_grid, **self._cut())
+        cell = self.config.vision_config.patch_size * self.config.vision_config.spatial_merge_size
+        rows, sizes = [], []
+        for clip, (_, height, width) in zip(clips, grids, strict=True):
+            size = (height * cell, width * cell)
+            if clip.shape[2:] != size:
+                clip = F.interpolate(clip.float(), size, mode="bicubic", antialias=True).clamp(0, 1)
+            patches, patch_size = patches_from_picture(clip, **self._cut())
+            rows.append(patches.to(pixels.dtype))
+            sizes.append(patch_size)
+        grid = torch.tensor(sizes, dtype=patch_grid.dtype, device=patch_grid.device)
+        return {self.pixel_names[kind]: torch.cat(rows), f"{kind}_grid_thw": grid}
+
+    def _cut(self) -> dict[str, Any]:
+        """How pictures are cut into patches."""
         vision = self.config.vision_config
-        clips = picture_from_patches(
-            inputs[self.pixel_names[kind]],
-            inputs[f"{kind}_grid_thw"],
-            patch_size=vision.patch_size,
-            merge_size=vision.spatial_merge_size,
-            temporal_patch_size=vision.temporal_patch_size,
-            image_mean=self.image_mean,
-            image_std=self.image_std,
-        )
-        return [clip[:: vision.temporal_patch_size] for clip in clips]
+        return {
+            "patch_size": vision.patch_size,
+            "merge_size": vision.spatial_merge_size,
+            "temporal_patch_size": vision.temporal_patch_size,
+            "image_mean": self.image_mean,
+            "image_std": self.image_std,
+        }
 
     def wrap(self, features: list[Tensor], deepstack: list[list[Tensor]]) -> Any:
         """Features of each picture; this family has no DeepStack."""

@@ -15,6 +15,7 @@ from arr_coc.patches import HALF
 class Qwen3VL(Qwen2VL):
     """Qwen3-VL and its mixture of experts."""
 
+    processor_class = "Qwen3VLProcessor"
     image_mean = HALF
     image_std = HALF
 

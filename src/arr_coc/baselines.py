@@ -1,0 +1,209 @@
+"""Selectors that need no paper; no result is worth reporting without them.
+
+`full` keeps all, `random`, `grid` and `centre` know nothing, `oracle` knows the answer's place, `downsample` is what
+every processor offers (a smaller picture), and `half-and-half` joins it with any of the others.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from arr_coc.attending import resolve_budget, spread_rank
+from arr_coc.config import Budget, Grid, cell_count
+from arr_coc.selecting import (
+    PictureSelector,
+    Selection,
+    TokenSelector,
+    VisualQuery,
+    create_selector,
+    register_selector,
+)
+
+DEFAULT_RATIO = 0.25
+Box = Sequence[float]
+
+
+def _count(budget: Budget | None, total: int) -> int:
+    """Tokens to keep; for selectors without relevance `"auto"` is the default ratio."""
+    wanted = resolve_budget(DEFAULT_RATIO if budget is None else budget, total)
+    return wanted or resolve_budget(DEFAULT_RATIO, total) or 1
+
+
+class _Ranked(TokenSelector):
+    """Keeps the first K cells of an order that depends on the grid alone."""
+
+    needs_picture = False
+
+    def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:
+        """Keep the first cells of the order."""
+        selections = []
+        for place, query in enumerate(queries):
+            kept = _count(budget, cell_count(query.cells))
+            rank = self.rank(query.cells, query.tokens.device, place)
+            selections.append(Selection(indices=rank.argsort(stable=True)[:kept].sort().values))
+        return selections
+
+    @abstractmethod
+    def rank(self, cells: Grid, device: torch.device, place: int) -> Tensor:
+        """Rank `[N]` of each cell of one picture of the call, lowest first."""
+
+
+@register_selector("full")
+class FullSelector(TokenSelector):
+    """Keeps every token, whatever the budget: the plain model, by the same path as all others."""
+
+    needs_picture = False
+
+    def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:
+        """Keep all cells."""
+        return [
+            Selection(indices=torch.arange(cell_count(query.cells), device=query.tokens.device)) for query in queries
+        ]
+
+
+@register_selector("random")
+class RandomSelector(_Ranked):
+    """Keeps cells at random; the same ones for the same seed and grid."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    def rank(self, cells: Grid, device: torch.device, place: int) -> Tensor:
+        """A random rank for each cell."""
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.rand(cell_count(cells), generator=generator).to(device)
+
+
+@register_selector("grid")
+class GridSelector(_Ranked):
+    """Keeps cells spread evenly over the picture."""
+
+    def rank(self, cells: Grid, device: torch.device, place: int) -> Tensor:
+        """Rank in an evenly spread order."""
+        return spread_rank(cells, device)
+
+
+@register_selector("centre")
+class CentreSelector(_Ranked):
+    """Keeps the cells nearest to the middle of each frame."""
+
+    def rank(self, cells: Grid, device: torch.device, place: int) -> Tensor:
+        """Rank by distance from the middle."""
+        frames, rows, columns = cells
+        y = (torch.arange(rows, device=device) - (rows - 1) / 2) / rows
+        x = (torch.arange(columns, device=device) - (columns - 1) / 2) / columns
+        distance = y[:, None].square() + x[None].square()  # [h, w]
+        return distance.expand(frames, -1, -1).flatten()
+
+
+@register_selector("oracle")
+class OracleSelector(_Ranked):
+    """Keeps the cells under boxes that are given: the ceiling a learned selector aims at.
+
+    Cells that a box touches come first, from the middle of each box outwards; then the others, nearest first.
+
+    Args:
+        boxes (`Sequence[Sequence[Box]]`): for each picture of a call its boxes `(left, top, right, bottom)` as shares
+            of the picture's sides. May be set anew before each call.
+    """
+
+    def __init__(self, boxes: Sequence[Sequence[Box]] = ()) -> None:
+        self.boxes = boxes
+
+    def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:
+        """Keep the cells that the boxes touch, then their surroundings."""
+        if len(self.boxes) != len(queries):
+            raise ValueError(
+                f"`oracle` has boxes for {len(self.boxes)} pictures, the call has {len(queries)}; set `boxes` to one "
+                "list of (left, top, right, bottom) per picture"
+            )
+        return super().select(queries, budget)
+
+    def rank(self, cells: Grid, device: torch.device, place: int) -> Tensor:
+        """Below 1 where a box touches, else 1 and the distance in cells."""
+        frames, rows, columns = cells
+        boxes = torch.tensor([list(box) for box in self.boxes[place]], dtype=torch.float32).view(-1, 4)
+        if not len(boxes):  # nowhere to look in particular
+            return spread_rank(cells, device)
+        if (boxes[:, 2:] < boxes[:, :2]).any() or boxes.min() < 0 or boxes.max() > 1:
+            raise ValueError(f"boxes must be (left, top, right, bottom) within [0, 1], got {boxes.tolist()}")
+        scale = torch.tensor([columns, rows] * 2)
+        low, high = (boxes * scale)[:, :2, None], (boxes * scale)[:, 2:, None]  # [n, 2, 1], in cells
+        longest = max(rows, columns)
+        left = torch.arange(longest, dtype=torch.float32).expand(2, -1)  # [2, longest], x and y
+        gap = torch.maximum(low - left - 1, left - high).clamp(min=0)  # [n, 2, longest]
+        inside = (left + 0.5 - (low + high) / 2).abs() / ((high - low) / 2 + 1)
+        gap_x, gap_y = gap[:, 0, None, :columns], gap[:, 1, :rows, None]
+        distance = (gap_x.square() + gap_y.square()).sqrt()  # [n, h, w]
+        central = torch.maximum(inside[:, 0, None, :columns], inside[:, 1, :rows, None])
+        # a cell beside a box has a gap of 0 to it, but does not overlap
+        touches = (low - left < 1) & (high - left > 0)
+        touched = touches[:, 0, None, :columns] & touches[:, 1, :rows, None]
+        rank = torch.where(touched, central.clamp(max=0.999), 1 + distance).amin(dim=0)  # [h, w]
+        return rank.expand(frames, -1, -1).flatten().to(device)
+
+
+def shrink_grid(grid: Grid, tokens: int) -> Grid:
+    """The grid of at most `tokens` cells that is nearest in number and in aspect ratio; frames stay.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.baselines import shrink_grid
+    >>> shrink_grid((1, 24, 32), 200)
+    (1, 12, 16)
+
+    ```
+    """
+    frames, rows, columns = grid
+    a_frame = max(1, tokens // frames)
+    if a_frame >= rows * columns:
+        return grid
+
+    def unlike(size: tuple[int, int]) -> float:
+        aspect = abs(math.log(size[0] * columns / (size[1] * rows)))
+        return aspect + math.log(a_frame / (size[0] * size[1]))
+
+    heights = range(1, min(rows, a_frame) + 1)
+    sizes = [(h, min(columns, a_frame // h)) for h in heights]
+    sizes += [(h, w) for h in heights if 1 <= (w := round(h * columns / rows)) <= a_frame // h]
+    h, w = min(sizes, key=unlike)
+    return frames, h, w
+
+
+@register_selector("downsample")
+class DownsampleSelector(PictureSelector):
+    """Has the picture encoded at about K tokens, as a processor's `max_pixels` would. The opponent to beat."""
+
+    def plan(self, grid: Grid, budget: Budget | None = None) -> tuple[Grid, int]:
+        """The smaller grid, and nothing beside it."""
+        return shrink_grid(grid, _count(budget, cell_count(grid))), 0
+
+
+@register_selector("half-and-half")
+class HalfAndHalfSelector(PictureSelector):
+    """Spends half of the tokens on the whole picture, downsampled, and half on tokens of the full one.
+
+    Args:
+        selector (`str`, *optional*, defaults to `"random"`): name of the selector of the second half.
+        kwargs: its arguments.
+    """
+
+    def __init__(self, selector: str = "random", **kwargs: Any) -> None:
+        self.beside = create_selector(selector, **kwargs)
+        if not isinstance(self.beside, TokenSelector):
+            raise ValueError(f"`selector` must pick tokens of an encoded picture, got {selector!r}")
+
+    def plan(self, grid: Grid, budget: Budget | None = None) -> tuple[Grid, int]:
+        """Half of the tokens for a smaller grid, what is left for the full one."""
+        wanted = _count(budget, cell_count(grid))
+        if wanted >= cell_count(grid) or wanted < 2 * grid[0]:
+            return shrink_grid(grid, wanted), 0
+        small = shrink_grid(grid, wanted // 2)
+        return small, wanted - cell_count(small)

@@ -1,0 +1,293 @@
+"""`ARRCOCQwen`: model, processor and selector in one object that answers questions about pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from arr_coc.baselines import FullSelector
+from arr_coc.config import Budget
+from arr_coc.models.asking import ChatTokens
+from arr_coc.models.attaching import like
+from arr_coc.models.building import Mode
+from arr_coc.models.calling import SelectingCalls, check_cache
+from arr_coc.models.family import open_family
+from arr_coc.models.loading import load_model, load_processor, load_selector, recorded_base
+from arr_coc.models.preparing import OnError, Prepared, Settings, prepare_with_outputs
+from arr_coc.models.stages import Stopwatch
+from arr_coc.pictures import open_picture
+from arr_coc.selecting import ARRCOCOutput, Selector, selector_name
+
+Shown = str | Path | Image.Image
+Messages = Sequence[Mapping[str, Any]]
+AnswerMode = Literal["full", "prune", "weight"]
+STAGES = ("encode", "select", "prefill", "decode")
+
+
+@dataclass(frozen=True)
+class TokenCount:
+    """Visual tokens: of the full prompt, and those the language model read."""
+
+    full: int
+    used: int
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """An answer and how it came about.
+
+    Args:
+        text (`str`): what the model said.
+        outputs (`tuple[ARRCOCOutput | None, ...]`): what the selector saw, one per picture.
+        tokens (`TokenCount`): `full` and `used`.
+        strategy (`str`): how tokens were chosen: `"relevance"`, `"grid"`, `"all"`, or the selector's own.
+        reason (`str`): why, in words.
+        timings_ms (`dict[str, float]`): milliseconds by stage: encode, select, prefill, decode.
+    """
+
+    text: str
+    outputs: tuple[ARRCOCOutput | None, ...]
+    tokens: TokenCount
+    strategy: str
+    reason: str
+    timings_ms: dict[str, float]
+
+    @property
+    def output(self) -> ARRCOCOutput | None:
+        """What the selector saw of the (first) picture; None if all tokens were read."""
+        return self.outputs[0] if self.outputs else None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class ARRCOCQwen(nn.Module):
+    """A frozen vision-language model that looks where the question points.
+
+    `forward` and `generate` take what the base model's do; `answer` is for people.
+
+    Args:
+        model (`nn.Module`): a supported model.
+        processor (`ProcessorMixin`): its processor.
+        selector (`TokenSelector` or `PictureSelector`): decides which visual tokens stay.
+        mode, budget, query_layers, on_error: as in [`prepare`].
+
+    Example:
+
+    ```python
+    >>> from arr_coc import ARRCOCQwen
+    >>> vlm = ARRCOCQwen.from_pretrained("Qwen/Qwen3-VL-2B-Instruct")  # doctest: +SKIP
+    >>> vlm.answer("photo.jpg", "what does the sign say?", budget=0.25).text  # doctest: +SKIP
+    'STOP'
+
+    ```
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        processor: Any,
+        selector: Selector,
+        *,
+        mode: Mode = "prune",
+        budget: Budget | None = None,
+        query_layers: int = 0,
+        on_error: OnError = "full",
+    ) -> None:
+        super().__init__()
+        family = open_family(model)
+        chat = ChatTokens.from_tokenizer(processor.tokenizer)
+        settings = Settings(mode=mode, budget=budget, query_layers=query_layers, chat=chat, on_error=on_error)
+        self.model = model
+        self.processor = processor
+        self.selector = selector
+        self._calls = SelectingCalls(family, selector, settings, model.__call__, model.generate)
+        # under the base's own signatures, which trainers and `generate` read
+        self.forward = like(model.forward, self._calls.forward)
+        self.generate = like(model.generate, self._calls.generate)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        base: str | Path | None = None,
+        selector: str | Path | Selector | None = None,
+        *,
+        mode: Mode = "prune",
+        budget: Budget | None = None,
+        query_layers: int = 0,
+        on_error: OnError = "full",
+        dtype: str | torch.dtype = "auto",
+        device_map: Any = None,
+        attn_implementation: str | None = None,
+        revision: str | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        token: str | bool | None = None,
+    ) -> ARRCOCQwen:
+        """Open a model, its processor and a selector.
+
+        Args:
+            base (`str` or `Path`, *optional*): directory or Hub id of a supported model; of a selector, to open the
+                base it records.
+            selector (`str`, `Path` or selector, *optional*): a registered name, a directory, a Hub id, or a selector
+                itself. By default the untrained layer, which is said in the log.
+            mode, budget, query_layers, on_error: as in [`prepare`].
+            dtype, device_map, attn_implementation, revision: of the base, as in transformers.
+            cache_dir, local_files_only, token: of the Hub, for all parts.
+        """
+        hub = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
+        if base is not None and selector is None and recorded_base(base, **hub) is not None:
+            base, selector = None, base
+        if base is None:
+            if not isinstance(selector, str | Path):
+                raise ValueError("name a model: `base` is a directory or a Hub id such as Qwen/Qwen3-VL-2B-Instruct")
+            base = recorded_base(selector, **hub)
+            if not base:
+                raise ValueError(f"{selector} is no selector that records its base model; name one with `base`")
+        of_base = {**hub, "revision": revision}
+        placed = {} if device_map is None else {"device_map": device_map}
+        attention = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
+        processor = load_processor(base, **of_base)
+        model = load_model(base, dtype=dtype, **placed, **attention, **of_base)
+        opened = load_selector(selector, model, **hub)
+        return cls(model, processor, opened, mode=mode, budget=budget, query_layers=query_layers, on_error=on_error)
+
+    @property
+    def output(self) -> list[ARRCOCOutput | None]:
+        """What the selector saw in the last `forward` or `generate`, one per picture."""
+        return self._calls.output
+
+    @torch.no_grad()
+    def answer(
+        self,
+        pictures: Shown | Sequence[Shown] | Messages,
+        question: str | None = None,
+        *,
+        budget: Budget | None = None,
+        mode: AnswerMode | None = None,
+        streamer: Any = None,
+        max_new_tokens: int = 128,
+        do_sample: bool = False,
+        **generation: Any,
+    ) -> Answer:
+        """Answer a question about one picture, several, or a conversation.
+
+        Args:
+            pictures (`str`, `Path`, `PIL.Image.Image`, a list of them, or messages): messages have transformers' form
+                and may carry the question themselves.
+            question (`str`, *optional*): what is asked.
+            budget (`int`, `float` or `"auto"`, *optional*): visual tokens per picture; wins over the object's.
+            mode (`str`, *optional*): `"full"` (the plain model), `"prune"` or `"weight"`; wins over the object's.
+            streamer (`BaseStreamer`, *optional*): gets the answer as it is written.
+            max_new_tokens, do_sample, generation: as in `generate`; greedy by default.
+        """
+        calls = self._calls
+        mode = calls.settings.mode if mode is None else mode
+        if mode not in ("full", "prune", "weight"):
+            raise ValueError(f"`mode` must be 'full', 'prune' or 'weight', got {mode!r}")
+        settings = Settings(
+            mode="prune" if mode == "full" else mode,
+            budget=calls.settings.budget if budget is None else budget,
+            query_layers=calls.settings.query_layers,
+            chat=calls.settings.chat,
+            on_error=calls.settings.on_error,
+        )
+        check_cache(calls.family, generation)
+        inputs = self.processor.apply_chat_template(
+            make_messages(pictures, question),
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
+        ).to(self.model.device)
+        watch = Stopwatch(self.model.device)
+        selector = FullSelector() if mode == "full" else self.selector
+        prepared = prepare_with_outputs(calls.family, inputs, selector, settings, watch)
+        greedy = {} if do_sample else {"temperature": None, "top_p": None, "top_k": None}
+        first = _FirstToken(watch)
+        processors = [first, *generation.pop("logits_processor", [])]
+        begin = watch.now()
+        out = self.model.generate(
+            **prepared.inputs,
+            **{**greedy, "do_sample": do_sample, "max_new_tokens": max_new_tokens, "streamer": streamer, **generation},
+            logits_processor=processors,
+        )
+        end = watch.now()
+        watch.milliseconds |= {"prefill": first.at - begin, "decode": end - first.at}
+        text = self.processor.decode(out[0, prepared.inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        strategy, reason = _explain(prepared, mode, selector)
+        return Answer(
+            text=text.strip(),
+            outputs=tuple(prepared.outputs),
+            tokens=TokenCount(prepared.full, prepared.used),
+            strategy=strategy,
+            reason=reason,
+            timings_ms={name: round(watch.milliseconds.get(name, 0.0), 3) for name in STAGES},
+        )
+
+
+class _FirstToken:
+    """Notes when the first logits are there; has the form of a logits processor."""
+
+    def __init__(self, watch: Stopwatch) -> None:
+        self.watch = watch
+        self.at = 0.0
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if not self.at:
+            self.at = self.watch.now()
+        return scores
+
+
+def make_messages(pictures: Shown | Sequence[Shown] | Messages, question: str | None) -> list[dict[str, Any]]:
+    """A conversation in transformers' form, with every picture opened."""
+    if isinstance(pictures, str | Path | Image.Image):
+        pictures = [pictures]
+    if question is not None and not question.strip():
+        raise ValueError("the question is empty; ask something about the picture")
+    messages: list[dict[str, Any]]
+    if pictures and all(isinstance(item, Mapping) for item in pictures):
+        messages = [{**turn, "content": _open_content(turn.get("content", ""))} for turn in pictures]  # type: ignore[union-attr, dict-item]
+        shown: list[dict[str, Any]] = []
+    else:
+        messages = []
+        shown = [{"type": "image", "image": _open(picture)} for picture in pictures]
+        if question is None:
+            raise ValueError("there is no question; ask something about the picture")
+    if question is not None:
+        messages.append({"role": "user", "content": [*shown, {"type": "text", "text": question}]})
+    return messages
+
+
+def _open_content(content: Any) -> Any:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return [{**part, "image": _open(part["image"])} if "image" in part else part for part in content]
+
+
+def _open(picture: Any) -> Image.Image:
+    if isinstance(picture, Image.Image):
+        return picture.convert("RGB")
+    if isinstance(picture, str | Path):
+        return open_picture(picture).image
+    raise TypeError(f"a picture must be a path or a PIL image, got {type(picture).__name__}")
+
+
+def _explain(prepared: Prepared, mode: str, selector: Selector) -> tuple[str, str]:
+    """Strategy and reason of an answer, in words."""
+    if prepared.failure is not None:
+        return "all", f"selection failed: {prepared.failure}"
+    if mode == "full" or not prepared.outputs:
+        return "all", "mode is full" if prepared.outputs else "there is no picture"
+    seen = [output for output in prepared.outputs if output is not None]
+    if not seen:
+        return selector_name(selector), "this selector gives no reasons"
+    strategies = dict.fromkeys(output.strategy[0] for output in seen)
+    reasons = dict.fromkeys(output.reason[0] for output in seen)
+    return ", ".join(strategies), "; ".join(reasons)

@@ -1,0 +1,126 @@
+"""Opening what lies in a directory or on the Hub: a model, its processor (with or without torchvision), a selector."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import transformers
+from torch import nn
+from transformers.utils.import_utils import is_torchvision_available
+
+from arr_coc.config import ARRCOCConfig
+from arr_coc.layer import ARRCOCLayer
+from arr_coc.models.family import Family, family_class
+from arr_coc.saving import CONFIG_NAME, find_file
+from arr_coc.selecting import PictureSelector, Selector, TokenSelector, create_selector, list_selectors
+
+logger = logging.getLogger(__name__)
+
+_HUB = ("revision", "cache_dir", "local_files_only", "token")
+
+
+def load_processor(directory_or_id: str | Path, **hub: Any) -> Any:
+    """Open a model's processor, also where torchvision is not installed; then without clips.
+
+    Args:
+        directory_or_id (`str` or `Path`): a directory, or a Hub id such as `Qwen/Qwen3-VL-2B-Instruct`.
+        hub: `revision`, `cache_dir`, `local_files_only`, `token`, as in transformers.
+
+    Example:
+
+    ```python
+    >>> from arr_coc import load_processor
+    >>> processor = load_processor("Qwen/Qwen3-VL-2B-Instruct")  # doctest: +SKIP
+
+    ```
+    """
+    cls = getattr(transformers, _find_family(directory_or_id, hub).processor_class)
+    if "video_processor" in inspect.signature(cls.__init__).parameters and not is_torchvision_available():
+        cls = _without_clips(cls)
+    # by its class: `AutoProcessor` silently gives a bare tokenizer where it does not know the class
+    return _opened(cls, directory_or_id, hub)
+
+
+def _without_clips(cls: type[Any]) -> type[Any]:
+    """The processor without its video part, which alone needs torchvision; parts are found by the signature."""
+
+    def init(self: Any, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None) -> None:
+        cls.__init__(self, image_processor, tokenizer, None, chat_template=chat_template)
+
+    return type(cls.__name__, (cls,), {"__init__": init})
+
+
+def load_model(directory_or_id: str | Path, **kwargs: Any) -> nn.Module:
+    """Open a supported model, refused before its weights are read if it is none; keywords as in transformers."""
+    _find_family(directory_or_id, {name: kwargs[name] for name in _HUB if name in kwargs})
+    model: nn.Module = _opened(transformers.AutoModelForImageTextToText, directory_or_id, kwargs).eval()
+    return model
+
+
+def _find_family(directory_or_id: str | Path, hub: dict[str, Any]) -> type[Family]:
+    return family_class(_opened(transformers.AutoConfig, directory_or_id, hub).model_type)
+
+
+def _opened(cls: Any, directory_or_id: str | Path, kwargs: dict[str, Any]) -> Any:
+    try:
+        return cls.from_pretrained(str(directory_or_id), **kwargs)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split()).split(". ")[0]
+        raise ValueError(f"{directory_or_id} cannot be opened as {_noun(cls)}: {reason}") from None
+
+
+def _noun(cls: Any) -> str:
+    return "a model" if cls.__name__.startswith("Auto") else f"a {cls.__name__}"
+
+
+def recorded_base(directory_or_id: str | Path, **hub: Any) -> str | None:
+    """The base model that a selector records; an empty string if none, None if this is no selector at all."""
+    try:
+        values = json.loads(find_file(directory_or_id, CONFIG_NAME, hub).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(values, dict) or "arr_coc_version" not in values:
+        return None
+    return str(values.get("base_model_name_or_path") or "")
+
+
+def load_selector(selector: str | Path | Selector | None, model: nn.Module, **hub: Any) -> Selector:
+    """A selector that fits a model, on its device.
+
+    Args:
+        selector (`str`, `Path` or selector, *optional*): a registered name, a directory, a Hub id, or a selector
+            itself; None is the untrained layer.
+        model (`nn.Module`): the model whose tokens it will choose.
+        hub: as in [`load_processor`].
+    """
+    opened: Any
+    if selector is None:
+        _say_untrained()
+        selector = "arr-coc"
+    if isinstance(selector, TokenSelector | PictureSelector):
+        opened = selector
+    elif str(selector) == "arr-coc":
+        opened = ARRCOCLayer(ARRCOCConfig.for_model(model)).eval()
+    elif str(selector) in list_selectors():
+        opened = create_selector(str(selector))
+    else:
+        opened = ARRCOCLayer.from_pretrained(selector, **hub)
+    if isinstance(opened, ARRCOCLayer):
+        width, wanted = opened.config.hidden_size, ARRCOCConfig.for_model(model).hidden_size
+        if width != wanted:
+            raise ValueError(f"the selector was made for models of width {width}, this one has {wanted}")
+    if isinstance(opened, nn.Module):
+        device: Any = model.device
+        opened.to(device)
+    found: Selector = opened
+    return found
+
+
+@cache
+def _say_untrained() -> None:
+    logger.warning("no selector was given: the layer is untrained, which makes it a training-free selector")

@@ -1,0 +1,124 @@
+"""What selectors read from the encoder's layers, against an attention that writes down its own weights."""
+
+import pytest
+import torch
+from tiny_models import CLIP, FAMILIES, IMAGE_PROMPT, QWEN, TWO_IMAGES, inputs_for, tiny_model
+from transformers import AttentionInterface
+
+from arr_coc import Selection, TokenSelector, prepare
+from arr_coc.models import reading
+
+RECORDED = []
+
+
+def recording_attention(module, query, key, value, attention_mask, scaling, **kwargs):
+    weights = (query @ key.mT * scaling).softmax(dim=-1)  # [B, heads, n, n]
+    RECORDED.append((module, weights.detach(), key.detach()))
+    return (weights @ value).transpose(1, 2), weights
+
+
+class Reading(TokenSelector):
+    def __init__(self, *layers):
+        self.encoder_layers = layers
+        self.seen = []
+
+    def select(self, queries, budget=None):
+        for query in queries:
+            self.seen.append([(query.received_attention(layer), query.keys(layer)) for layer in self.encoder_layers])
+        return [Selection(indices=torch.arange(2)) for _ in queries]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("spec", [IMAGE_PROMPT, TWO_IMAGES], ids=["one", "two"])
+@torch.no_grad()
+def test_received_attention_is_what_the_encoder_computes(family, spec, monkeypatch):
+    # one layer with windows, where there are windows, and one without
+    layers = (1, -1) if family == "llava" else (0, 1, -1)
+    model = tiny_model(family)
+    data = inputs_for(family, spec)
+    selector = Reading(*layers)
+    monkeypatch.setattr(reading, "MOST_ELEMENTS", 200)  # several chunks
+    prepare(model, data, selector, on_error="raise")
+
+    AttentionInterface.register("recording", recording_attention)
+    spying = tiny_model(family, "recording")
+    RECORDED.clear()
+    tower = spying.model.vision_tower if family == "llava" else spying.model.visual
+    modules = (
+        [layer.self_attn for layer in tower.encoder.layers] if family == "llava" else [b.attn for b in tower.blocks]
+    )
+    prepare(spying, data, Reading(), on_error="raise")
+    grids = [4 * 4] * 2 if family == "llava" else (data["image_grid_thw"].prod(dim=1) // 4).tolist()
+    for place, layer in enumerate(layers):
+        weights = [found for module, found, _ in RECORDED if module is modules[layer]]
+        if family == "llava":  # all pictures at once; the class token is left out, as it is no cell
+            patch = weights[0][:, :, 1:, 1:]
+            received = (patch / patch.sum(dim=-1, keepdim=True)).mean(dim=(1, 2)).flatten()
+        else:
+            received = torch.cat([found.mean(dim=(0, 1, 2)) for found in weights])
+            received = received.view(-1, 4).mean(dim=1)
+            if family == "qwen2_5_vl":
+                received = received[window_order(spying, data).argsort()]
+        offset = 0
+        for picture, seen in enumerate(selector.seen):
+            count = grids[picture]
+            torch.testing.assert_close(seen[place][0], received[offset : offset + count], atol=1e-6, rtol=1e-4)
+            offset += count
+            assert seen[place][1].shape == (count, 32)
+    model_hooks = sum(len(module._forward_pre_hooks) for module in model.modules())
+    assert model_hooks == 0
+
+
+def window_order(model, data):
+    """Where the encoder puts each cell, counted window by window over the picture."""
+    vision = model.config.vision_config
+    side = vision.window_size // vision.patch_size // vision.spatial_merge_size
+    order, offset = [], 0
+    for _, height, width in data["image_grid_thw"].tolist():
+        rows, columns = height // 2, width // 2
+        for top in range(0, rows, side):
+            for left in range(0, columns, side):
+                order += [
+                    offset + row * columns + column
+                    for row in range(top, min(top + side, rows))
+                    for column in range(left, min(left + side, columns))
+                ]
+        offset += rows * columns
+    return torch.tensor(order)
+
+
+@pytest.mark.parametrize("family", QWEN)
+@torch.no_grad()
+def test_keys_stand_where_their_pictures_are_and_frames_attend_to_themselves(family):
+    model = tiny_model(family)
+    selector = Reading(1)
+    data = inputs_for(family, CLIP)
+    prepare(model, data, selector, on_error="raise")
+    [(received, keys)] = selector.seen[0]
+    assert received.shape == (48,)
+    # every frame hands out all of its attention
+    torch.testing.assert_close(received.view(3, 16).mean(dim=1), torch.full((3,), 1 / 64), atol=1e-6, rtol=0)
+    shifted = dict(data)
+    pixels = data["pixel_values_videos"].clone()
+    pixels[:64] += 0.5  # the first frame
+    shifted["pixel_values_videos"] = pixels
+    prepare(model, shifted, selector, on_error="raise")
+    [(_, others)] = selector.seen[1]
+    assert not torch.allclose(others[:16], keys[:16], atol=1e-3)
+    torch.testing.assert_close(others[16:], keys[16:])
+
+
+def test_layers_that_were_not_kept_are_named():
+    model = tiny_model("qwen3_vl")
+    data = inputs_for("qwen3_vl", IMAGE_PROMPT)
+
+    class Careless(Reading):
+        def select(self, queries, budget=None):
+            queries[0].keys(2)
+
+    with pytest.raises(ValueError, match="layer 2 of the encoder was not kept; name it in the selector's"):
+        prepare(model, data, Careless(1), on_error="raise")
+    with pytest.raises(ValueError, match="carries no encoder to read keys from"):
+        prepare(model, data, Careless(), on_error="raise")
+    with pytest.raises(ValueError, match="the encoder has 4 layers, there is no layer 4"):
+        prepare(model, data, Reading(4), on_error="raise")
