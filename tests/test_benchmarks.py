@@ -7,16 +7,21 @@ import pytest
 ROOT = Path(__file__).parents[1] / "benchmarks"
 
 
-@pytest.fixture(name="benchmark")
-def load_benchmark(monkeypatch):
+@pytest.fixture(name="load")
+def make_loader(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
-    spec = importlib.util.spec_from_file_location("layer_benchmark", ROOT / "layer.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+
+    def load(name):
+        spec = importlib.util.spec_from_file_location(f"{name}_benchmark", ROOT / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
-def test_the_layer_benchmark_runs_and_writes_its_rows(benchmark, monkeypatch, tmp_path, capsys):
+def test_the_layer_benchmark_runs_and_writes_its_rows(load, monkeypatch, tmp_path, capsys):
+    benchmark = load("layer")
     monkeypatch.setitem(benchmark.GRIDS, "cpu", [(2, 3), (4, 4)])
     monkeypatch.setitem(benchmark.VISION_2B, "depth", 1)
     monkeypatch.setitem(benchmark.VISION_2B, "deepstack_visual_indexes", [0])
@@ -42,3 +47,28 @@ def test_committed_results_meet_the_bars():
     for stage in ("texture_core", "texture_full", "layer"):
         growth = one(stage, (94, 126))["median_ms"] / one(stage, (16, 16))["median_ms"]
         assert growth <= 94 * 126 / 256
+
+
+def test_the_attach_benchmark_runs_and_replaces_what_it_measured_before(load, tmp_path):
+    out = tmp_path / "rows.json"
+    for _ in range(2):
+        load("attach").main(device="cpu", out=out, repeats=1, tiny=True, calls=0, model_name="Qwen3", tokens=48)
+    written = json.loads(out.read_text())
+    assert [row["kept"] for row in written["rows"]] == ["plain", "full"]
+    assert written["attention"] == "sdpa"
+
+
+def test_attaching_costs_little_and_the_cache_falls_as_the_tokens():
+    found = json.loads((ROOT / "results" / "attach-h200.json").read_text())
+    assert set(found["memory_growth_bytes"].values()) == {0}
+    rows = found["rows"]
+    assert {row["model"] for row in rows} == {"Qwen3-VL-2B", "Qwen3-VL-8B", "Qwen2.5-VL-7B"}
+    for row in rows:
+        plain = next(
+            one for one in rows if (one["model"], one["tokens"], one["kept"]) == (row["model"], row["tokens"], "plain")
+        )
+        kept = row["kept"] if isinstance(row["kept"], int) else row["tokens"]
+        words = 42  # around the picture
+        assert row["cache_bytes"] * (row["tokens"] + words) == plain["cache_bytes"] * (kept + words)
+        if row["kept"] == "full" and row["tokens"] >= 4096:
+            assert row["first_token_ratio"] <= 1.03

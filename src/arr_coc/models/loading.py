@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import logging
@@ -40,10 +41,13 @@ def load_processor(directory_or_id: str | Path, **hub: Any) -> Any:
     ```
     """
     cls = getattr(transformers, _find_family(directory_or_id, hub).processor_class)
-    if "video_processor" in inspect.signature(cls.__init__).parameters and not is_torchvision_available():
-        cls = _without_clips(cls)
     # by its class: `AutoProcessor` silently gives a bare tokenizer where it does not know the class
-    return _opened(cls, directory_or_id, hub)
+    if "video_processor" not in inspect.signature(cls.__init__).parameters:
+        return _opened(cls, directory_or_id, hub)
+    if is_torchvision_available():
+        with contextlib.suppress(ValueError):  # saved without its video part
+            return _opened(cls, directory_or_id, hub)
+    return _opened(_without_clips(cls), directory_or_id, hub)
 
 
 def _without_clips(cls: type[Any]) -> type[Any]:
