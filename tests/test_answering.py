@@ -1,5 +1,6 @@
 """Model, processor and selector in one object, opened from a directory as a new user would."""
 
+import copy
 import inspect
 import json
 import logging
@@ -10,9 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
+from PIL import Image
 from test_baselines import photo, processed
 from tiny_directory import write_checkpoint
 from tiny_models import QWEN
@@ -28,7 +31,7 @@ from arr_coc import (
     prepare,
 )
 from arr_coc.models import loading
-from arr_coc.models.answering import make_messages
+from arr_coc.models.messages import make_messages, open_shown
 
 ROOT = Path(__file__).parents[1]
 SHORT = {"max_new_tokens": 5, "min_new_tokens": 5}
@@ -89,8 +92,40 @@ def test_forward_and_generate_are_those_of_the_base(vlm):
     assert out.shape[1] == data["input_ids"].shape[1] + 5
     for name in ("forward", "generate"):
         assert inspect.signature(getattr(vlm, name)) == inspect.signature(getattr(vlm.model, name))
-    labelled = vlm(**data, labels=data["input_ids"])
+    strict = ARRCOCQwen(vlm.model, vlm.processor, vlm.selector, budget=0.25, on_error="raise")
+    labelled = strict(**data, labels=data["input_ids"])
     assert labelled.loss.isfinite()
+    assert labelled.logits.shape[1] < data["input_ids"].shape[1]
+    ids = data.pop("input_ids")
+    assert torch.equal(strict(ids, data.pop("attention_mask"), **data).logits, labelled.logits)
+
+
+@torch.no_grad()
+def test_a_copy_is_a_model_of_its_own(vlm):
+    data = processed(vlm.processor, [photo(96, 64)])
+    twin = copy.deepcopy(vlm)
+    assert torch.equal(twin(**data).logits, vlm(**data).logits)
+    for parameter in twin.model.parameters():
+        parameter.zero_()
+    assert twin(**data).logits.abs().max() == 0
+    assert vlm(**data).logits.abs().max() > 0
+
+
+@torch.no_grad()
+def test_the_selector_can_be_changed_and_the_base_shows_through(directory):
+    opened = ARRCOCQwen.from_pretrained(directory, budget=9)
+    assert not opened.training
+    assert not any(parameter.requires_grad for parameter in opened.model.parameters())
+    assert opened.config is opened.model.config
+    assert opened.device == opened.model.device
+    assert any(name.startswith("selector.") for name in opened.state_dict())
+    opened.selector = create_selector("grid")
+    assert not any(name.startswith("selector.") for name in opened.state_dict())
+    data = processed(opened.processor, [photo(96, 64)])
+    opened(**data)
+    assert opened.output == [None]
+    with pytest.raises(TypeError, match="`selector` must be a selector, got 'grid'; make one with create_selector"):
+        opened.selector = "grid"
 
 
 def test_several_pictures_conversations_and_text(vlm, picture):
@@ -101,6 +136,10 @@ def test_several_pictures_conversations_and_text(vlm, picture):
     later = vlm.answer(chat, "what color is it?", budget=8, **SHORT)
     assert later.tokens.used == 8
     assert vlm.answer([first], budget=8, **SHORT).tokens.used == 8
+    lazily = vlm.answer((one for one in (picture, photo(64, 64))), "which is brighter?", budget=8, **SHORT)
+    assert lazily.tokens == two.tokens
+    array = vlm.answer(np.asarray(photo(96, 64)), "what color is it?", budget=24, **SHORT)
+    assert array.text == vlm.answer(photo(96, 64), "what color is it?", budget=24, **SHORT).text
     words = vlm.answer([{"role": "user", "content": "what color is the dog?"}], **SHORT)
     assert (words.tokens.full, words.strategy, words.reason) == (0, "all", "there is no picture")
 
@@ -129,7 +168,7 @@ def test_a_streamer_gets_the_answer_as_it_is_written(vlm, picture):
     streamer = Pieces(vlm.processor.tokenizer, skip_prompt=True, skip_special_tokens=True)
     answer = vlm.answer(picture, "what color is it?", streamer=streamer, **SHORT)
     assert "".join(pieces).strip() == answer.text
-    sampled = vlm.answer(picture, "what?", do_sample=True, num_return_sequences=1, logits_processor=[], **SHORT)
+    sampled = vlm.answer(picture, "what?", do_sample=True, logits_processor=None, **SHORT)
     assert isinstance(sampled.text, str)
 
 
@@ -178,6 +217,15 @@ def test_that_the_layer_is_untrained_is_said_once(directory, caplog):
     ]
 
 
+def test_a_photo_is_the_same_as_a_file_and_as_an_image(vlm, tmp_path):
+    turned = Image.Exif()
+    turned[274] = 6  # orientation
+    path = tmp_path / "turned.jpg"
+    photo(96, 64).save(path, exif=turned, quality=95)
+    with Image.open(path) as image:
+        assert open_shown(image).size == open_shown(path).size == (64, 96)
+
+
 @pytest.mark.parametrize("family", QWEN)
 def test_every_processor_opens_from_a_directory(family, tmp_path):
     written = write_checkpoint(tmp_path, family)
@@ -217,7 +265,13 @@ def test_what_cannot_be_asked_is_said_in_one_line(vlm, picture):
         (("missing.jpg", "what?"), {}, "missing.jpg"),
         ((picture, "what?"), {"mode": "best"}, "`mode` must be 'full', 'prune' or 'weight', got 'best'"),
         ((picture, "what?"), {"budget": 0}, "`budget` must be at least 1 token"),
-        (([3], "what?"), {}, "a picture must be a path or a PIL image, got int"),
+        (([3], "what?"), {}, "a picture must be a path, a PIL image or an array of bytes, got int"),
+        ((np.zeros((4, 4)), "what?"), {}, r"an array must be \[H, W, 3\] of uint8, got \[4, 4\] of float64"),
+        (([], "what?"), {}, "there is no picture; give at least one"),
+        (({"text": "a"}, "what?"), {}, "a message needs `role` and `content`, got text"),
+        (("https://example.com/a.jpg", "what?"), {}, "https://example.com/a.jpg is an address; download"),
+        ((picture, 3), {}, "the question must be a string, got int"),
+        ((picture, "what?"), {"num_return_sequences": 3}, "takes no num_return_sequences; use `generate`"),
     ]
     for arguments, kwargs, says in cases:
         with pytest.raises((ValueError, TypeError, OSError), match=says) as caught:

@@ -53,7 +53,8 @@ ORDER = [
         "models.llava",
     ),
     *("models.asking", "models.stages", "models.building", "models.resizing", "models.preparing"),
-    *("models.calling", "models.attaching", "models.loading", "models.answering"),
+    *("models.calling", "models.attaching", "models.loading", "models.messages"),
+    *("models.answering",),
     *("standin", "sheet", "cli", "__main__"),
 ]
 

@@ -1,3 +1,5 @@
+import copy
+import functools
 import gc
 import threading
 from pathlib import Path
@@ -14,6 +16,7 @@ from tiny_models import (
     IMAGE,
     IMAGE_PROMPT,
     NEWLINE,
+    SMALL,
     TEXT,
     TWO_IMAGES,
     USER,
@@ -22,8 +25,18 @@ from tiny_models import (
     inputs_for,
     tiny_model,
 )
+from transformers import GenerationConfig
 
-from arr_coc import ARRCOCConfig, ARRCOCLayer, ChatTokens, TokenSelector, attach, prepare
+from arr_coc import (
+    ARRCOCConfig,
+    ARRCOCLayer,
+    ChatTokens,
+    Selection,
+    TokenSelector,
+    attach,
+    create_selector,
+    prepare,
+)
 from arr_coc.models.asking import find_question
 
 CHAT = ChatTokens(start=CHAT_START, end=CHAT_END, user=(USER,), newline=NEWLINE)
@@ -305,3 +318,150 @@ def test_many_calls_leave_nothing_behind():
     work(20, leak=True)  # what a leak would look like
     assert tensors() >= before + 20
     assert resident_bytes() - memory > 8e6
+
+
+@torch.no_grad()
+def test_labels_of_the_whole_prompt_hide_no_question(opened):
+    family, model = opened
+    data = inputs_for(family, IMAGE_PROMPT)
+    with attach(model, ByScore(), budget=4, on_error="raise"):
+        out = model(**data, labels=data["input_ids"])
+    assert out.logits.shape[1] < data["input_ids"].shape[1]
+
+
+@torch.no_grad()
+def test_arguments_may_be_given_by_place(opened):
+    family, model = opened
+    data, text = inputs_for(family, IMAGE_PROMPT), inputs_for(family, TEXT)
+    plain = model(text["input_ids"]).logits
+    with attach(model, ByScore(), budget=4):
+        expected = model(**data).logits
+        ids, others = data["input_ids"], {name: data[name] for name in data if name != "input_ids"}
+        assert torch.equal(model(ids, **others).logits, expected)
+        assert torch.equal(model(text["input_ids"]).logits, plain)
+        config = GenerationConfig(**GREEDY, pad_token_id=0, eos_token_id=2)
+        assert torch.equal(model.generate(ids, config, **others), model.generate(**data, generation_config=config))
+
+
+@torch.no_grad()
+def test_a_deep_copy_made_while_attached_is_a_plain_model_of_its_own(opened):
+    family, model = opened
+    data = inputs_for(family, IMAGE_PROMPT)
+    plain = model(**data).logits
+    with attach(model, ByScore(), budget=4):
+        twin = copy.deepcopy(model)
+    assert torch.equal(twin(**data).logits, plain)
+    for parameter in twin.parameters():
+        parameter.zero_()
+    assert twin(**data).logits.abs().max() == 0
+
+
+@torch.no_grad()
+def test_a_cache_of_the_shorter_prompt_is_refused_in_the_next_turn(opened):
+    family, model = opened
+    data = inputs_for(family, IMAGE_PROMPT)
+    with attach(model, ByScore(), budget=4):
+        first = model.generate(**data, **GREEDY, return_dict_in_generate=True)
+        longer = torch.cat([first.sequences, torch.tensor([[20, 21]])], dim=1)
+        with pytest.raises(ValueError, match="start the next turn without `past_key_values`"):
+            model.generate(input_ids=longer, past_key_values=first.past_key_values, **GREEDY)
+
+
+@torch.no_grad()
+def test_limits_in_a_generation_config_count_the_full_prompt(opened):
+    family, model = opened
+    data = inputs_for(family, IMAGE_PROMPT)
+    length = data["input_ids"].shape[1] + 4
+    config = GenerationConfig(max_length=length, do_sample=False, pad_token_id=0, suppress_tokens=list(range(7)))
+    with attach(model, ByScore(), budget=4):
+        assert model.generate(**data, generation_config=config).shape[1] == length
+    assert config.max_length == length
+
+
+def test_handles_remove_only_themselves_and_methods_set_by_others_come_back(opened):
+    _, model = opened
+    first = attach(model, ByScore())
+    first.remove()
+    with pytest.raises(ValueError, match="this handle was removed"), first:
+        pass
+    second = attach(model, ByScore())
+    first.remove()
+    with pytest.raises(ValueError, match="already attached"):
+        attach(model, ByScore())
+    second.remove()
+    other = functools.partial(type(model).forward, model)
+    model.forward = other  # as accelerate does
+    try:
+        with attach(model, ByScore()):
+            assert model.forward is not other
+        assert model.__dict__["forward"] is other
+    finally:
+        del model.forward
+
+
+class Fixed(TokenSelector):
+    def __init__(self, *selections):
+        self.selections = selections
+
+    def select(self, queries, budget=None):
+        return list(self.selections)
+
+
+@pytest.mark.parametrize(
+    ("selections", "says"),
+    [
+        ([], "0 selections for 1 pictures"),
+        ([torch.tensor([1, 0])], "must ascend, each cell once"),
+        ([torch.tensor([1, 1])], "must ascend, each cell once"),
+        ([torch.tensor([-1, 0])], "must name at least one of 24 cells, and none beyond"),
+        ([torch.tensor([3, 24])], "must name at least one of 24 cells, and none beyond"),
+        ([torch.tensor([], dtype=torch.long)], "must name at least one of 24 cells"),
+        ([torch.ones(24, dtype=torch.bool)], "one-dimensional tensor of int64"),
+    ],
+)
+@torch.no_grad()
+def test_selections_that_break_the_contract_are_failures(selections, says):
+    model, data = tiny_model("qwen3_vl"), inputs_for("qwen3_vl", IMAGE_PROMPT)
+    selector = Fixed(*(Selection(indices=indices) for indices in selections))
+    with pytest.raises(ValueError, match=says):
+        prepare(model, data, selector, on_error="raise")
+    assert torch.equal(model(**prepare(model, data, selector)).logits, model(**data).logits)
+
+
+def test_selectors_made_for_something_else_raise_whatever_on_error_says():
+    model, data = tiny_model("qwen3_vl"), inputs_for("qwen3_vl", IMAGE_PROMPT)
+    cases = [
+        (ARRCOCLayer(ARRCOCConfig(hidden_size=32)), "the layer was made for models of width 32, this one has 64"),
+        (create_selector("oracle"), "`oracle` has boxes for 0 pictures, the call has 1"),
+        (create_selector("oracle", boxes=[[(0, 0, 64, 64)]]), "divide pixels by the picture's sides"),
+    ]
+    for selector, says in cases:
+        with pytest.raises(ValueError, match=says):
+            prepare(model, data, selector)
+    for selector in ("grid", Fixed, None):
+        with pytest.raises(TypeError, match="`selector` must be a selector, got"):
+            attach(model, selector)
+    with pytest.raises(ValueError, match="at least one id"):
+        prepare(model, data, ByScore(), query=[torch.tensor([], dtype=torch.long)])
+
+
+def test_inputs_that_say_too_little_are_refused():
+    model, data = tiny_model("qwen3_vl"), inputs_for("qwen3_vl", IMAGE_PROMPT, SMALL)
+    without_mask = {name: data[name] for name in data if name != "attention_mask"}
+    with pytest.raises(ValueError, match="a batch with padding needs its `attention_mask`"):
+        prepare(model, without_mask, ByScore())
+    with pytest.raises(ValueError, match="`image_grid_thw` is missing"):
+        prepare(model, {name: data[name] for name in data if name != "image_grid_thw"}, ByScore())
+    embeds = model.get_input_embeddings()(data["input_ids"])
+    with pytest.raises(ValueError, match="needs `input_ids`"):
+        prepare(model, {**data, "input_ids": None, "inputs_embeds": embeds}, ByScore())
+    open_ended = inputs_for("llava", [("text", 2), ("image", (1, 1, 1))])
+    llava = tiny_model("llava")
+    with attach(llava, ByScore()), pytest.raises(ValueError, match="the prompt ends in a picture"):
+        llava.generate(**open_ended)
+    llava.generation_config.use_cache = False
+    with attach(llava, ByScore()), pytest.raises(ValueError, match="only with a cache"):
+        llava.generate(**inputs_for("llava", SMALL))
+    llava.config.vision_config.model_type = "siglip_vision_model"
+    with pytest.raises(ValueError, match="LLaVA is supported with CLIP and the strategy 'default', got siglip"):
+        attach(llava, ByScore())

@@ -16,7 +16,9 @@ from transformers import AutoModelForImageTextToText
 from arr_coc import ARRCOCConfig, ChatTokens, PictureSelector, VisualQuery, create_selector, list_selectors, prepare
 from arr_coc.baselines import shrink_grid
 from arr_coc.config import cell_count
-from arr_coc.models.resizing import nearest_cells
+from arr_coc.models.building import read_prompt
+from arr_coc.models.family import open_family
+from arr_coc.models.resizing import nearest_cells, resize_prompt
 
 
 def kept_by_oracle(boxes, budget, grid=(1, 6, 8)):
@@ -101,7 +103,7 @@ def test_downsampling_is_what_the_processor_makes_of_a_smaller_picture(family, t
     images = [photo(96, 64), photo(64, 64, 1)]
     full = processed(processor, images)
     assert full["image_grid_thw"].tolist() == [[1, 16, 24], [1, 16, 16]]  # 96 and 64 tokens
-    prepared = prepare(model, full, create_selector("downsample"), budget=24)
+    full["labels"] = full["input_ids"].clone()
     sizes = [shrink_grid(grid, 24) for grid in ((1, 8, 12), (1, 8, 8))]
     reduced = [
         image.resize((8 * width, 8 * height), Image.Resampling.BICUBIC)
@@ -109,14 +111,20 @@ def test_downsampling_is_what_the_processor_makes_of_a_smaller_picture(family, t
     ]
     small = processed(processor, reduced)
     assert small["image_grid_thw"].tolist() == [[1, 2 * height, 2 * width] for _, height, width in sizes]
-    assert prepared.keys() == small.keys()
+    family_of = open_family(model)
+    resized = resize_prompt(family_of, full, read_prompt(family_of, full), sizes)
+    assert resized.keys() == {*small.keys(), "labels"}
     for name in ("input_ids", "attention_mask", "mm_token_type_ids", "image_grid_thw"):
-        assert torch.equal(prepared[name], small[name]), name
+        assert torch.equal(resized[name], small[name]), name
+    assert torch.equal(resized["labels"], small["input_ids"])
     # eight bits of the resized picture, in units of the normalised one
-    assert (prepared["pixel_values"] - small["pixel_values"]).abs().max() < 0.04
-    torch.testing.assert_close(
-        model(**prepared).logits, model(**{**small, "pixel_values": prepared["pixel_values"]}).logits
-    )
+    assert (resized["pixel_values"] - small["pixel_values"]).abs().max() < 0.04
+    prepared = prepare(model, full, create_selector("downsample"), budget=24)
+    expected = model(**{**small, "pixel_values": resized["pixel_values"]}).logits
+    torch.testing.assert_close(model(**prepared).logits, expected)
+    del full["mm_token_type_ids"]  # made where it is missing
+    full["position_ids"] = torch.zeros(3, *full["input_ids"].shape, dtype=torch.long)  # of another prompt
+    torch.testing.assert_close(model(**prepare(model, full, create_selector("downsample"), budget=24)).logits, expected)
     assert torch.equal(prepare(model, full, create_selector("downsample"), budget=1.0)["input_ids"], full["input_ids"])
 
 
@@ -135,18 +143,20 @@ def test_half_and_half_reads_an_overview_and_tokens_of_the_full_picture(family):
     beside = create_selector("grid").select([VisualQuery(features, (1, 8, 8), features[:1])], 16)[0].indices
     own = prepared["mm_encoder_outputs"]["image"].pooler_output[0]
     assert torch.equal(own[16:], features[beside])
-    reduced = prepare(model, data, create_selector("downsample"), budget=16)
-    assert torch.equal(own[:16], encode(model, reduced))
+    opened = open_family(model)
+    reduced = resize_prompt(opened, data, read_prompt(opened, data), [(1, 4, 4)])
+    encoded = opened.encode(reduced, "image")
+    assert torch.equal(own[:16], encoded.features)
+    if family == "qwen3_vl":
+        levels = prepared["mm_encoder_outputs"]["image"].deepstack_features
+        whole = full["mm_encoder_outputs"]["image"].deepstack_features
+        for level, small_level, full_level in zip(levels, encoded.deepstack, whole, strict=True):
+            assert torch.equal(level[0], torch.cat([small_level, full_level[0][beside]]))
     # places: an overview cell stands where the full cell nearest to its middle stands
     at = full["position_ids"][1:, 0][:, data["input_ids"][0] == IMAGE]  # [3, 64]
     wanted = torch.cat([nearest_cells(small, (1, 8, 8)), beside])
     assert torch.equal(prepared["position_ids"][1:, 0][:, prepared["input_ids"][0] == IMAGE], at[:, wanted])
     assert model(**prepared).logits.isfinite().all()
-
-
-def encode(model, inputs):
-    output = model.model.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"])
-    return torch.cat(list(output.pooler_output))
 
 
 @pytest.mark.parametrize("family", QWEN)
@@ -170,6 +180,9 @@ def test_pictures_of_one_size_cannot_be_made_smaller():
             prepare(model, data, create_selector(name), budget=4)
     with pytest.raises(ValueError, match="`selector` must pick tokens of an encoded picture, got 'downsample'"):
         create_selector("half-and-half", selector="downsample")
+    data = inputs_for("qwen3_vl", [("text", 2), ("image", (1, 16, 16)), ("text", 2)])
+    with pytest.raises(ValueError, match="the selector of the second half kept more than its 10 tokens"):
+        prepare(tiny_model("qwen3_vl"), data, create_selector("half-and-half", selector="full"), budget=16)
     with pytest.raises(ValueError, match="mode 'weight' scales by relevance"):
         prepare(tiny_model("qwen3_vl"), inputs_for("qwen3_vl", SMALL), create_selector("downsample"), mode="weight")
 

@@ -1,5 +1,8 @@
 """What selectors read from the encoder's layers, against an attention that writes down its own weights."""
 
+import gc
+import threading
+
 import pytest
 import torch
 from tiny_models import CLIP, FAMILIES, IMAGE_PROMPT, QWEN, TWO_IMAGES, inputs_for, tiny_model
@@ -9,6 +12,7 @@ from arr_coc import Selection, TokenSelector, prepare
 from arr_coc.models import reading
 
 RECORDED = []
+KEPT = {}
 
 
 def recording_attention(module, query, key, value, attention_mask, scaling, **kwargs):
@@ -47,6 +51,11 @@ def test_received_attention_is_what_the_encoder_computes(family, spec, monkeypat
     modules = (
         [layer.self_attn for layer in tower.encoder.layers] if family == "llava" else [b.attn for b in tower.blocks]
     )
+    for module in modules:
+        module.register_forward_pre_hook(
+            lambda module, args, kwargs: KEPT.update({module: args[0] if args else kwargs["hidden_states"]}),
+            with_kwargs=True,
+        )
     prepare(spying, data, Reading(), on_error="raise")
     grids = [4 * 4] * 2 if family == "llava" else (data["image_grid_thw"].prod(dim=1) // 4).tolist()
     for place, layer in enumerate(layers):
@@ -59,14 +68,25 @@ def test_received_attention_is_what_the_encoder_computes(family, spec, monkeypat
             received = received.view(-1, 4).mean(dim=1)
             if family == "qwen2_5_vl":
                 received = received[window_order(spying, data).argsort()]
+        wanted_keys = content_keys(spying, modules[layer], KEPT[modules[layer]])
+        if family == "qwen2_5_vl":
+            wanted_keys = wanted_keys[window_order(spying, data).argsort()]
         offset = 0
         for picture, seen in enumerate(selector.seen):
             count = grids[picture]
             torch.testing.assert_close(seen[place][0], received[offset : offset + count], atol=1e-6, rtol=1e-4)
+            torch.testing.assert_close(seen[place][1], wanted_keys[offset : offset + count], atol=1e-5, rtol=1e-4)
             offset += count
-            assert seen[place][1].shape == (count, 32)
     model_hooks = sum(len(module._forward_pre_hooks) for module in model.modules())
     assert model_hooks == 0
+
+
+def content_keys(model, module, hidden):
+    """Keys of each cell before they are turned, in the order of the encoder."""
+    if hasattr(module, "k_proj"):
+        return module.k_proj(hidden[:, 1:]).flatten(0, 1)
+    width = hidden.shape[-1]
+    return module.qkv(hidden)[:, width : 2 * width].view(-1, 4, width).mean(dim=1)
 
 
 def window_order(model, data):
@@ -122,3 +142,57 @@ def test_layers_that_were_not_kept_are_named():
         prepare(model, data, Careless(), on_error="raise")
     with pytest.raises(ValueError, match="the encoder has 4 layers, there is no layer 4"):
         prepare(model, data, Reading(4), on_error="raise")
+
+
+@torch.no_grad()
+def test_two_threads_on_one_model_read_their_own_pictures():
+    model = tiny_model("qwen3_vl")
+    data = [inputs_for("qwen3_vl", IMAGE_PROMPT, seed=seed) for seed in (0, 1)]
+    expected = []
+    for one in data:
+        selector = Reading(1)
+        prepare(model, one, selector, on_error="raise")
+        expected.append(selector.seen[0][0][0])
+    assert not torch.allclose(*expected)
+    wrong = []
+
+    def work(place):
+        for _ in range(40):
+            selector = Reading(1)
+            prepare(model, data[place], selector, on_error="raise")
+            wrong.append(not torch.equal(selector.seen[0][0][0], expected[place]))
+
+    with torch.no_grad():
+        threads = [threading.Thread(target=work, args=(place,)) for place in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(wrong) == 80
+    assert not any(wrong)
+
+
+@torch.no_grad()
+def test_what_was_read_goes_with_the_call():
+    model, data = tiny_model("qwen3_vl"), inputs_for("qwen3_vl", IMAGE_PROMPT)
+
+    class Forgetful(Reading):
+        def select(self, queries, budget=None):
+            chosen = super().select(queries, budget)
+            self.seen.clear()
+            return chosen
+
+    def tensors():
+        return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+    selector = Forgetful(1)
+    prepare(model, data, selector, on_error="raise")
+    gc.collect()
+    gc.disable()
+    try:
+        before = tensors()
+        for _ in range(20):
+            prepare(model, data, selector, on_error="raise")
+        assert tensors() <= before + 10
+    finally:
+        gc.enable()

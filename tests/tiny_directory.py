@@ -5,7 +5,7 @@ import transformers
 from tiny_models import MERGE, PATCH, VOCAB, _qwen_config
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from arr_coc.models.loading import _without_clips
+from arr_coc.models.loading import without_clips
 from arr_coc.patches import CLIP_MEAN, CLIP_STD, HALF
 
 MARKERS = [
@@ -49,7 +49,7 @@ def make_processor(family):
         patch_size=PATCH, merge_size=MERGE, temporal_patch_size=2, image_mean=mean, image_std=std,
         size={"shortest_edge": 64, "longest_edge": 16384},
     )  # fmt: skip
-    cls = _without_clips(getattr(transformers, name))
+    cls = without_clips(getattr(transformers, name))
     return cls(image_processor=images, tokenizer=make_tokenizer(), chat_template=TEMPLATE)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from arr_coc.attending import resolve_budget, spread_rank
 from arr_coc.config import Budget, Grid, cell_count
 from arr_coc.selecting import (
+    InvalidSelectorError,
     PictureSelector,
     Selection,
     TokenSelector,
@@ -116,13 +117,23 @@ class OracleSelector(_Ranked):
     def __init__(self, boxes: Sequence[Sequence[Box]] = ()) -> None:
         self.boxes = boxes
 
-    def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:
-        """Keep the cells that the boxes touch, then their surroundings."""
+    def check(self, queries: Sequence[VisualQuery]) -> None:
+        """Boxes are needed for every picture."""
         if len(self.boxes) != len(queries):
-            raise ValueError(
+            raise InvalidSelectorError(
                 f"`oracle` has boxes for {len(self.boxes)} pictures, the call has {len(queries)}; set `boxes` to one "
                 "list of (left, top, right, bottom) per picture"
             )
+        for box in (box for boxes in self.boxes for box in boxes):
+            if len(box) != 4 or not (0 <= box[0] <= box[2] <= 1 and 0 <= box[1] <= box[3] <= 1):
+                raise InvalidSelectorError(
+                    f"boxes must be (left, top, right, bottom) within [0, 1], got {tuple(box)}; divide pixels by the "
+                    "picture's sides"
+                )
+
+    def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:
+        """Keep the cells that the boxes touch, then their surroundings."""
+        self.check(queries)
         return super().select(queries, budget)
 
     def rank(self, cells: Grid, device: torch.device, place: int) -> Tensor:
@@ -131,8 +142,6 @@ class OracleSelector(_Ranked):
         boxes = torch.tensor([list(box) for box in self.boxes[place]], dtype=torch.float32).view(-1, 4)
         if not len(boxes):  # nowhere to look in particular
             return spread_rank(cells, device)
-        if (boxes[:, 2:] < boxes[:, :2]).any() or boxes.min() < 0 or boxes.max() > 1:
-            raise ValueError(f"boxes must be (left, top, right, bottom) within [0, 1], got {boxes.tolist()}")
         scale = torch.tensor([columns, rows] * 2)
         low, high = (boxes * scale)[:, :2, None], (boxes * scale)[:, 2:, None]  # [n, 2, 1], in cells
         longest = max(rows, columns)
@@ -150,7 +159,7 @@ class OracleSelector(_Ranked):
 
 
 def shrink_grid(grid: Grid, tokens: int) -> Grid:
-    """The grid of at most `tokens` cells that is nearest in number and in aspect ratio; frames stay.
+    """The grid of at most `tokens` cells (one a frame at least) that is nearest in number and in aspect ratio.
 
     Example:
 
@@ -191,12 +200,12 @@ class HalfAndHalfSelector(PictureSelector):
     """Spends half of the tokens on the whole picture, downsampled, and half on tokens of the full one.
 
     Args:
-        selector (`str`, *optional*, defaults to `"random"`): name of the selector of the second half.
-        kwargs: its arguments.
+        selector (`str` or `TokenSelector`, *optional*, defaults to `"random"`): of the second half, or its name.
+        kwargs: arguments for the name.
     """
 
-    def __init__(self, selector: str = "random", **kwargs: Any) -> None:
-        self.beside = create_selector(selector, **kwargs)
+    def __init__(self, selector: str | TokenSelector = "random", **kwargs: Any) -> None:
+        self.beside = create_selector(selector, **kwargs) if isinstance(selector, str) else selector
         if not isinstance(self.beside, TokenSelector):
             raise ValueError(f"`selector` must pick tokens of an encoded picture, got {selector!r}")
 

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from arr_coc.config import ARRCOCConfig, Grid, cell_count
-from arr_coc.selecting import check_cells
+from arr_coc.selecting import InvalidSelectorError, VisualQuery, check_cells
 from arr_coc.texture import PreviousFrame, TextDetector, raise_for_range
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def check_width(config: ARRCOCConfig, queries: Sequence[VisualQuery]) -> None:
+    """Refuse queries of a model of another width."""
+    for query in queries:
+        if query.tokens.shape[1] != config.hidden_size:
+            raise InvalidSelectorError(
+                f"the layer was made for models of width {config.hidden_size}, this one has {query.tokens.shape[1]}; "
+                "make it with ARRCOCConfig.for_model(model)"
+            )
 
 
 def check_inputs(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from arr_coc.attending import Plan, TokenAllocator, finish_plan, resolve_budget
 from arr_coc.balancing import SCORES, AdaptiveTensionBalancer
 from arr_coc.batching import group_queries, pad_words
-from arr_coc.checking import check_inputs, extremes, read_report, record_detector
+from arr_coc.checking import check_inputs, check_width, extremes, read_report, record_detector
 from arr_coc.config import ARRCOCConfig, Budget, Grid, cell_count, check_grid
 from arr_coc.graphs import GraphCache, may_replay
 from arr_coc.knowing import InformationScorer, ParticipatoryScorer, PerspectivalScorer, unit_rows
@@ -168,8 +168,7 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         small = frames is None or frames.numel() <= 3 * MOST_REPLAYED_PIXELS
         if small and not plain and may_replay(tokens):
             weights = tuple(parameter.data_ptr() for parameter in self.parameters())
-            padded, padded_mask = pad_words(words, word_mask)
-            inputs = (tokens, padded, padded_mask, frames)
+            inputs = (tokens, *pad_words(words, word_mask), frames)
             decision: Decision = self._graphs(self._decide, inputs, (*settings, weights))
         else:
             decision = self._decide(tokens, words, word_mask, frames, *settings)
@@ -283,6 +282,10 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
             cell_pixels=self.config.cell_pixels,
             check_values=False,
         ).float()
+
+    def check(self, queries: Sequence[VisualQuery]) -> None:
+        """Refuse models of another width."""
+        check_width(self.config, queries)
 
     def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:
         """Choose tokens of pictures of any sizes; those of one size go through the layer together."""

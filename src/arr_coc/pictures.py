@@ -77,7 +77,7 @@ def open_picture(path: str | Path, max_pixels: int = MAX_IMAGE_PIXELS) -> Pictur
         try:
             with Image.open(path) as image:
                 image.load()
-                return _to_rgb(image)
+                return to_rgb(image)
         except PermissionError:
             raise PermissionError(f"{path} may not be read; check its permissions") from None
         except UnidentifiedImageError:
@@ -91,7 +91,8 @@ def open_picture(path: str | Path, max_pixels: int = MAX_IMAGE_PIXELS) -> Pictur
             raise ValueError(f"{path} is damaged and cannot be read ({why})") from None
 
 
-def _to_rgb(image: Image.Image) -> Picture:
+def to_rgb(image: Image.Image) -> Picture:
+    """A picture as upright 8-bit RGB, and what was done to get there."""
     notes = []
     frames = getattr(image, "n_frames", 1)
     if frames > 1 and image.format != "MPO":  # MPO is how cameras store one photo with its preview

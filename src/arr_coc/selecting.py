@@ -124,6 +124,10 @@ class Selection:
     output: ARRCOCOutput | None = None
 
 
+class InvalidSelectorError(ValueError):
+    """A selector that cannot work on a call as it was made, whatever `on_error` says."""
+
+
 class TokenSelector(ABC):
     """Picks tokens after a full encoding. Subclasses implement `select` and are registered by name.
 
@@ -134,6 +138,9 @@ class TokenSelector(ABC):
 
     needs_picture: ClassVar[bool] = True
     encoder_layers: tuple[int, ...] = ()
+
+    def check(self, queries: Sequence[VisualQuery]) -> None:  # noqa: B027  (most have nothing to refuse)
+        """Raise [`InvalidSelectorError`] if the selector was made for something else than these queries."""
 
     @abstractmethod
     def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from arr_coc.baselines import FullSelector
 from arr_coc.config import Budget
 from arr_coc.models.asking import ChatTokens
-from arr_coc.models.attaching import like
+from arr_coc.models.attaching import Replacement
 from arr_coc.models.building import Mode
-from arr_coc.models.calling import SelectingCalls, check_cache
+from arr_coc.models.calling import SelectingCalls, check_generation
 from arr_coc.models.family import open_family
 from arr_coc.models.loading import load_model, load_processor, load_selector, recorded_base
-from arr_coc.models.preparing import OnError, Prepared, Settings, prepare_with_outputs
+from arr_coc.models.messages import Message, Shown, make_messages
+from arr_coc.models.preparing import OnError, Prepared, Settings, check_selector, prepare_with_outputs
 from arr_coc.models.stages import Stopwatch
-from arr_coc.pictures import open_picture
 from arr_coc.selecting import ARRCOCOutput, Selector, selector_name
 
-Shown = str | Path | Image.Image
-Messages = Sequence[Mapping[str, Any]]
 AnswerMode = Literal["full", "prune", "weight"]
 STAGES = ("encode", "select", "prefill", "decode")
 
@@ -101,16 +98,52 @@ class ARRCOCQwen(nn.Module):
         on_error: OnError = "full",
     ) -> None:
         super().__init__()
-        family = open_family(model)
         chat = ChatTokens.from_tokenizer(processor.tokenizer)
         settings = Settings(mode=mode, budget=budget, query_layers=query_layers, chat=chat, on_error=on_error)
         self.model = model
         self.processor = processor
+        self._calls = SelectingCalls(open_family(model), selector, settings, model.__call__, model.generate)
         self.selector = selector
-        self._calls = SelectingCalls(family, selector, settings, model.__call__, model.generate)
-        # under the base's own signatures, which trainers and `generate` read
-        self.forward = like(model.forward, self._calls.forward)
-        self.generate = like(model.generate, self._calls.generate)
+        self.train(model.training)
+
+    @property
+    def selector(self) -> Selector:
+        """What decides which visual tokens stay; may be set anew."""
+        return self._calls.selector
+
+    @selector.setter
+    def selector(self, selector: Selector) -> None:
+        check_selector(selector)
+        self._calls.selector = selector
+        self._modules["selector"] = selector if isinstance(selector, nn.Module) else None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "selector":  # by the property: torch would only take another module
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    # Under the base's own signatures, which trainers and `generate` read.
+    @property
+    def forward(self) -> Any:  # type: ignore[override]
+        """As the base's, with tokens selected on the way."""
+        return Replacement(self.model, "forward", self._calls.forward)
+
+    @property
+    def generate(self) -> Any:
+        """As the base's, with tokens selected on the way and the full prompt in front."""
+        return Replacement(self.model, "generate", self._calls.generate)
+
+    @property
+    def config(self) -> Any:
+        """The base's configuration."""
+        return self.model.config
+
+    @property
+    def device(self) -> torch.device:
+        """Where the base begins."""
+        device: torch.device = self.model.device
+        return device
 
     @classmethod
     def from_pretrained(
@@ -129,8 +162,9 @@ class ARRCOCQwen(nn.Module):
         cache_dir: str | Path | None = None,
         local_files_only: bool = False,
         token: str | bool | None = None,
+        **model_kwargs: Any,
     ) -> ARRCOCQwen:
-        """Open a model, its processor and a selector.
+        """Open a model, its processor and a selector, for inference: the base is frozen.
 
         Args:
             base (`str` or `Path`, *optional*): directory or Hub id of a supported model; of a selector, to open the
@@ -140,6 +174,7 @@ class ARRCOCQwen(nn.Module):
             mode, budget, query_layers, on_error: as in [`prepare`].
             dtype, device_map, attn_implementation, revision: of the base, as in transformers.
             cache_dir, local_files_only, token: of the Hub, for all parts.
+            model_kwargs: further arguments for the base, such as `quantization_config`.
         """
         hub = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
         if base is not None and selector is None and recorded_base(base, **hub) is not None:
@@ -154,7 +189,7 @@ class ARRCOCQwen(nn.Module):
         placed = {} if device_map is None else {"device_map": device_map}
         attention = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
         processor = load_processor(base, **of_base)
-        model = load_model(base, dtype=dtype, **placed, **attention, **of_base)
+        model = load_model(base, dtype=dtype, **placed, **attention, **of_base, **model_kwargs).requires_grad_(False)
         opened = load_selector(selector, model, **hub)
         return cls(model, processor, opened, mode=mode, budget=budget, query_layers=query_layers, on_error=on_error)
 
@@ -166,7 +201,7 @@ class ARRCOCQwen(nn.Module):
     @torch.no_grad()
     def answer(
         self,
-        pictures: Shown | Sequence[Shown] | Messages,
+        pictures: Shown | Message | Iterable[Shown | Message],
         question: str | None = None,
         *,
         budget: Budget | None = None,
@@ -179,47 +214,47 @@ class ARRCOCQwen(nn.Module):
         """Answer a question about one picture, several, or a conversation.
 
         Args:
-            pictures (`str`, `Path`, `PIL.Image.Image`, a list of them, or messages): messages have transformers' form
-                and may carry the question themselves.
+            pictures (a path, a `PIL.Image.Image`, an array `[H, W, 3]` of bytes, several of them, or messages):
+                messages have transformers' form and may carry the question themselves.
             question (`str`, *optional*): what is asked.
             budget (`int`, `float` or `"auto"`, *optional*): visual tokens per picture; wins over the object's.
             mode (`str`, *optional*): `"full"` (the plain model), `"prune"` or `"weight"`; wins over the object's.
             streamer (`BaseStreamer`, *optional*): gets the answer as it is written.
-            max_new_tokens, do_sample, generation: as in `generate`; greedy by default.
+            max_new_tokens, do_sample, generation: as in `generate`; one answer, greedy by default.
         """
         calls = self._calls
         mode = calls.settings.mode if mode is None else mode
         if mode not in ("full", "prune", "weight"):
             raise ValueError(f"`mode` must be 'full', 'prune' or 'weight', got {mode!r}")
-        settings = Settings(
+        refused = {"num_return_sequences", "return_dict_in_generate", "generation_config"} & set(generation)
+        if refused:
+            raise ValueError(f"`answer` gives one text, so it takes no {sorted(refused)[0]}; use `generate`")
+        settings = replace(
+            calls.settings,
             mode="prune" if mode == "full" else mode,
             budget=calls.settings.budget if budget is None else budget,
-            query_layers=calls.settings.query_layers,
-            chat=calls.settings.chat,
-            on_error=calls.settings.on_error,
         )
-        check_cache(calls.family, generation)
         inputs = self.processor.apply_chat_template(
             make_messages(pictures, question),
             add_generation_prompt=True,
             tokenize=True,
             return_dict=True,
             return_tensors="pt",
-        ).to(self.model.device)
-        watch = Stopwatch(self.model.device)
+        ).to(self.device)
+        check_generation(calls.family, {**inputs, **generation})
+        watch = Stopwatch(self.device)
         selector = FullSelector() if mode == "full" else self.selector
         prepared = prepare_with_outputs(calls.family, inputs, selector, settings, watch)
         greedy = {} if do_sample else {"temperature": None, "top_p": None, "top_k": None}
         first = _FirstToken(watch)
-        processors = [first, *generation.pop("logits_processor", [])]
+        processors = [first, *(generation.pop("logits_processor", None) or [])]
         begin = watch.now()
         out = self.model.generate(
             **prepared.inputs,
             **{**greedy, "do_sample": do_sample, "max_new_tokens": max_new_tokens, "streamer": streamer, **generation},
             logits_processor=processors,
         )
-        end = watch.now()
-        watch.milliseconds |= {"prefill": first.at - begin, "decode": end - first.at}
+        watch.milliseconds |= {"prefill": first.at - begin, "decode": watch.now() - first.at}
         text = self.processor.decode(out[0, prepared.inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         strategy, reason = _explain(prepared, mode, selector)
         return Answer(
@@ -243,40 +278,6 @@ class _FirstToken:
         if not self.at:
             self.at = self.watch.now()
         return scores
-
-
-def make_messages(pictures: Shown | Sequence[Shown] | Messages, question: str | None) -> list[dict[str, Any]]:
-    """A conversation in transformers' form, with every picture opened."""
-    if isinstance(pictures, str | Path | Image.Image):
-        pictures = [pictures]
-    if question is not None and not question.strip():
-        raise ValueError("the question is empty; ask something about the picture")
-    messages: list[dict[str, Any]]
-    if pictures and all(isinstance(item, Mapping) for item in pictures):
-        messages = [{**turn, "content": _open_content(turn.get("content", ""))} for turn in pictures]  # type: ignore[union-attr, dict-item]
-        shown: list[dict[str, Any]] = []
-    else:
-        messages = []
-        shown = [{"type": "image", "image": _open(picture)} for picture in pictures]
-        if question is None:
-            raise ValueError("there is no question; ask something about the picture")
-    if question is not None:
-        messages.append({"role": "user", "content": [*shown, {"type": "text", "text": question}]})
-    return messages
-
-
-def _open_content(content: Any) -> Any:
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    return [{**part, "image": _open(part["image"])} if "image" in part else part for part in content]
-
-
-def _open(picture: Any) -> Image.Image:
-    if isinstance(picture, Image.Image):
-        return picture.convert("RGB")
-    if isinstance(picture, str | Path):
-        return open_picture(picture).image
-    raise TypeError(f"a picture must be a path or a PIL image, got {type(picture).__name__}")
 
 
 def _explain(prepared: Prepared, mode: str, selector: Selector) -> tuple[str, str]:

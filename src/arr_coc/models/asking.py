@@ -67,10 +67,10 @@ def find_question(
         labels (`ndarray` of shape `[B, L]`, *optional*): -100 everywhere but in the answer.
     """
     words = mask & ~visual & ~np.isin(ids, sorted({chat.start, chat.end, *special}))
-    if labels is not None:
-        words &= labels == -100
     found = np.zeros_like(words)
     for row in range(len(ids)):
+        if labels is not None and (words[row] & (labels[row] == -100)).any():
+            words[row] &= labels[row] == -100  # some collators learn the whole prompt: then labels tell nothing
         begin, end = _last_user_turn(ids[row], chat)
         turn = np.zeros_like(words[row])
         turn[begin:end] = True

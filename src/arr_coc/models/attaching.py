@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from types import TracebackType
@@ -20,14 +21,23 @@ from arr_coc.selecting import ARRCOCOutput, Selector
 _PATCHED = ("forward", "generate")
 
 
-def like(original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
-    """The replacement under the original's signature, which `generate` reads to see what `forward` takes."""
+class Replacement:
+    """A method in the place of another, under its signature, which `generate` and trainers read.
 
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return replacement(*args, **kwargs)
+    A deep copy of the model it is set on gets the model's own method back: a copy is not attached.
+    """
 
-    return call
+    def __init__(self, target: Any, name: str, call: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, getattr(target, name))
+        self.target, self.name, self.call = target, name, call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the replacement."""
+        return self.call(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        own = copy.deepcopy(self.target, memo)
+        return getattr(type(own), self.name).__get__(own)
 
 
 class Attachment:
@@ -36,12 +46,14 @@ class Attachment:
     def __init__(self, model: nn.Module, selector: Selector, settings: Settings) -> None:
         family = open_family(model)
         self._target: Any = family.target
-        if any(name in self._target.__dict__ for name in _PATCHED):
-            raise ValueError("this model is already attached or patched; call `remove()` on the earlier handle first")
+        if any(isinstance(self._target.__dict__.get(name), Replacement) for name in _PATCHED):
+            raise ValueError("this model is already attached; call `remove()` on the earlier handle first")
         forward, generate = self._target.forward, self._target.generate
         self._calls = SelectingCalls(family, selector, settings, forward, generate)
-        self._target.forward = like(forward, self._calls.forward)
-        self._target.generate = like(generate, self._calls.generate)
+        self._own = {name: Replacement(self._target, name, getattr(self._calls, name)) for name in _PATCHED}
+        # accelerate and others set methods on the model too; those come back with `remove`
+        self._before = {name: self._target.__dict__[name] for name in _PATCHED if name in self._target.__dict__}
+        self._target.__dict__.update(self._own)
 
     @property
     def output(self) -> list[ARRCOCOutput | None]:
@@ -51,9 +63,14 @@ class Attachment:
     def remove(self) -> None:
         """Give the model back as it was; may be called twice."""
         for name in _PATCHED:
-            self._target.__dict__.pop(name, None)
+            if self._target.__dict__.get(name) is self._own[name]:
+                del self._target.__dict__[name]
+                if name in self._before:
+                    self._target.__dict__[name] = self._before[name]
 
     def __enter__(self) -> Self:
+        if self._target.__dict__.get("forward") is not self._own["forward"]:
+            raise ValueError("this handle was removed; attach again")
         return self
 
     def __exit__(

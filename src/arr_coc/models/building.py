@@ -50,8 +50,15 @@ class Prompt:
 
 def read_prompt(family: Family, inputs: Inputs) -> Prompt:
     """Find the pictures of a prompt, before the encoder keeps the device busy."""
+    if inputs.get("input_ids") is None:
+        raise ValueError("selecting tokens needs `input_ids`; `inputs_embeds` do not say where the pictures are")
+    missing = [name for name in family.needs(inputs) if inputs.get(name) is None]
+    if missing:
+        raise ValueError(f"`{missing[0]}` is missing; pass all that the processor gave")
     ids = inputs["input_ids"].cpu().numpy()
     mask, labels = inputs.get("attention_mask"), inputs.get("labels")
+    if mask is None and len(ids) > 1 and (ids == family.pad_id()).any():
+        raise ValueError("a batch with padding needs its `attention_mask`; pass what the processor gave")
     seen = np.ones(ids.shape, dtype=bool) if mask is None else mask.bool().cpu().numpy()
     spans = [span for kind in family.present(inputs) for span in _find_spans(family, kind, inputs, ids, seen)]
     return Prompt(ids, seen, spans, None if labels is None else labels.cpu().numpy())
@@ -67,6 +74,10 @@ def _find_spans(family: Family, kind: str, inputs: Inputs, ids: Ints, mask: Bool
     spans, offset = [], 0
     for grid in grids:
         count = cell_count(grid)
+        if rows[offset] != rows[offset + count - 1]:
+            raise ValueError(
+                f"row {int(rows[offset])} of the prompt has fewer {kind} placeholders than its {kind}s have tokens"
+            )
         spans.append(Span(kind, grid, int(rows[offset]), columns[offset : offset + count], offset))
         offset += count
     return spans
@@ -102,6 +113,30 @@ def choose_columns(prompt: Prompt, kept: Sequence[Ints], device: torch.device) -
     return torch.from_numpy(source).to(device), torch.from_numpy(valid).to(device)
 
 
+def check_selections(spans: Sequence[Span], selections: Sequence[Selection]) -> list[Ints]:
+    """The chosen cells on the host, in one transfer; what breaks the contract is refused.
+
+    Cells ascend, but with `features` of their own only within each frame's run.
+    """
+    if len(selections) != len(spans):
+        raise ValueError(f"the selector gave {len(selections)} selections for {len(spans)} pictures")
+    if any(selection.indices.dtype != torch.long or selection.indices.ndim != 1 for selection in selections):
+        raise ValueError("`Selection.indices` must be a one-dimensional tensor of int64")
+    ends = np.cumsum([len(selection.indices) for selection in selections])[:-1]
+    chosen = np.split(torch.cat([selection.indices for selection in selections]).cpu().numpy(), ends)
+    for span, selection, cells in zip(spans, selections, chosen, strict=True):
+        total, a_frame = len(span.columns), span.grid[1] * span.grid[2]
+        if not len(cells) or cells.min() < 0 or cells.max() >= total:
+            raise ValueError(f"`Selection.indices` must name at least one of {total} cells, and none beyond them")
+        order = cells if selection.features is None else cells // a_frame
+        if (np.diff(order) < (selection.features is None)).any():
+            raise ValueError("`Selection.indices` must ascend, each cell once")
+        rows = [selection.features, selection.gate, *(selection.deepstack or ())]
+        if any(row is not None and len(row) != len(cells) for row in rows):
+            raise ValueError(f"a selection of {len(cells)} cells must have as many features, levels and gates")
+    return chosen
+
+
 def build(
     family: Family,
     inputs: Inputs,
@@ -109,11 +144,12 @@ def build(
     positions: Tensor,
     encoded: dict[str, Encoded],
     selections: Sequence[Selection],
+    chosen: Sequence[Ints],
     mode: Mode,
 ) -> dict[str, Any]:
     """Arguments of the shorter prompt, given the positions `[P, B, L]` of the full one."""
     ids: Tensor = inputs["input_ids"]
-    source, valid = choose_columns(prompt, _to_host([selection.indices for selection in selections]), ids.device)
+    source, valid = choose_columns(prompt, chosen, ids.device)
     short_mask = valid.long()
     short_positions = positions.gather(2, source.expand(positions.shape[0], -1, -1)) * valid
     mask = inputs.get("attention_mask")
@@ -163,9 +199,3 @@ def _scale(selection: Selection, mode: Mode) -> Tensor | None:
     if selection.output is None:
         raise ValueError("mode 'weight' scales by relevance, which this selector does not give; use 'arr-coc'")
     return selection.output.relevance.flatten()
-
-
-def _to_host(indices: list[Tensor]) -> list[Ints]:
-    """All index tensors in one transfer."""
-    ends = np.cumsum([len(index) for index in indices])[:-1]
-    return np.split(torch.cat(indices).cpu().numpy(), ends)

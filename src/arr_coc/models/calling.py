@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from arr_coc.models.family import Family
-from arr_coc.models.preparing import Settings, prepare_with_outputs
+from arr_coc.models.preparing import Settings, check_selector, prepare_with_outputs
 from arr_coc.selecting import ARRCOCOutput, Selector
 
 
@@ -31,11 +33,13 @@ class SelectingCalls:
         forward: Callable[..., Any],
         generate: Callable[..., Any],
     ) -> None:
+        check_selector(selector)
         self.family = family
         self.selector = selector
         self.settings = settings
         self.output: list[ARRCOCOutput | None] = []
         self._forward, self._generate = forward, generate
+        self._short_caches: WeakSet[Any] = WeakSet()
 
     def prepare(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Arguments of the shorter prompt; remembers what the selector saw."""
@@ -45,26 +49,28 @@ class SelectingCalls:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the model's own; a call without pictures passes untouched."""
-        if args:
-            kwargs["input_ids"], args = args[0], args[1:]
-        if not self.family.present(kwargs):
+        named = _name_arguments(self.family.target.forward, args, kwargs)
+        if not self.family.present(named):
             return self._forward(*args, **kwargs)
-        return self._forward(*args, **self.prepare(kwargs))
+        return self._forward(**self.prepare(named))
 
-    def generate(self, inputs: Tensor | None = None, **kwargs: Any) -> Any:
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As the model's own, with the full prompt in front of what was generated."""
-        if inputs is not None:
-            kwargs["input_ids"] = inputs
-        if not self.family.present(kwargs):
-            return self._generate(**kwargs)
-        check_cache(self.family, kwargs)
-        full = kwargs["input_ids"]
+        named = _name_arguments(self.family.target.generate, args, kwargs)
+        if named.get("inputs") is not None:
+            named["input_ids"] = named.pop("inputs")
+        if named.get("past_key_values") in self._short_caches:
+            raise ValueError(
+                "this cache holds a shorter prompt than its ids say; start the next turn without `past_key_values`"
+            )
+        if not self.family.present(named):
+            return self._generate(*args, **kwargs)
+        check_generation(self.family, named)
+        full = named["input_ids"]
         with torch.no_grad():
-            prepared = self.prepare(kwargs)
+            prepared = self.prepare(named)
         short = prepared["input_ids"].shape[1]
-        for name in ("max_length", "min_length"):  # these count the prompt
-            if prepared.get(name) is not None:
-                prepared[name] += short - full.shape[1]
+        prepared |= self._lengths(named, short - full.shape[1])
         result = self._generate(**prepared)
         sequences = result if isinstance(result, Tensor) else result.sequences
         # callers cut their own prompt off again: out[:, input_ids.shape[1]:]
@@ -72,10 +78,43 @@ class SelectingCalls:
         if isinstance(result, Tensor):
             return glued
         result.sequences = glued
+        if getattr(result, "past_key_values", None) is not None:
+            self._short_caches.add(result.past_key_values)
         return result
 
+    def _lengths(self, named: dict[str, Any], difference: int) -> dict[str, int]:
+        """Limits that count the prompt, for the shorter one."""
+        config = named.get("generation_config") or self.family.target.generation_config
+        limits = {}
+        for name in ("max_length", "min_length"):
+            limit = named.get(name)
+            if limit is None and named.get("max_new_tokens") is None and config.max_new_tokens is None:
+                own = getattr(config, name)
+                limit = own if own is not None and own > named["input_ids"].shape[1] else None
+            if limit is not None:
+                limits[name] = limit + difference
+        return limits
 
-def check_cache(family: Family, kwargs: dict[str, Any]) -> None:
-    """Refuse to decode without a cache where that would lose the true positions."""
-    if family.needs_cache and kwargs.get("use_cache") is False:
+
+def _name_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """All arguments of a call by name."""
+    if not args:
+        return dict(kwargs)
+    signature = inspect.signature(function)
+    bound = dict(signature.bind_partial(*args, **kwargs).arguments)
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            bound |= bound.pop(parameter.name, {})
+    return bound
+
+
+def check_generation(family: Family, kwargs: dict[str, Any]) -> None:
+    """Refuse to decode where the true positions would be lost."""
+    config = kwargs.get("generation_config") or family.target.generation_config
+    cached = kwargs.get("use_cache")
+    if family.needs_cache and (config.use_cache if cached is None else cached) is False:
         raise ValueError(f"{type(family).__name__} keeps true positions only with a cache; drop use_cache=False")
+    last = kwargs["input_ids"][:, -1]
+    visual = torch.tensor([family.token_id(kind) for kind in family.kinds], device=last.device)
+    if torch.isin(last, visual).any():
+        raise ValueError("the prompt ends in a picture, and decoding would lose its place; end it in text")

@@ -60,6 +60,10 @@ class Family:
         """Kinds of pictures that a call carries."""
         return [kind for kind in self.kinds if inputs.get(self.pixel_names[kind]) is not None]
 
+    def needs(self, inputs: Inputs) -> list[str]:
+        """Names of inputs without which the pictures of a call cannot be read."""
+        return []
+
     def token_id(self, kind: str) -> int:
         """Id of the placeholder of one visual token."""
         return int(getattr(self.config, f"{kind}_token_id"))
@@ -108,6 +112,10 @@ class Family:
     def read_layer(self, module: nn.Module, called: dict[str, Any], inputs: Inputs, kind: str) -> LayerInput:
         """Queries and keys of a layer, from what its attention was called with."""
         raise TypeError(f"{type(self).__name__} does not say how its encoder is read")
+
+    def completed(self, inputs: Inputs) -> dict[str, Tensor]:
+        """Inputs that the model needs and a caller may have left out."""
+        return {}
 
     def positions(self, inputs: Inputs) -> Tensor:
         """Positions `[P, B, L]` of the full prompt, `P` of them for each token."""

@@ -22,6 +22,15 @@ class Llava(Family):
     needs_cache = True
     consumed = ("pixel_values", "image_sizes")
 
+    def __init__(self, target: nn.Module) -> None:
+        super().__init__(target)
+        tower, strategy = self.config.vision_config.model_type, self.config.vision_feature_select_strategy
+        if tower != "clip_vision_model" or strategy != "default":
+            raise ValueError(
+                f"LLaVA is supported with CLIP and the strategy 'default', got {tower} and {strategy!r}; "
+                "subclass `arr_coc.models.llava.Llava` for other towers"
+            )
+
     def grids(self, inputs: Inputs, kind: str) -> list[Grid]:
         """Each picture has the same square grid."""
         vision = self.config.vision_config

@@ -47,10 +47,10 @@ def load_processor(directory_or_id: str | Path, **hub: Any) -> Any:
     if is_torchvision_available():
         with contextlib.suppress(ValueError):  # saved without its video part
             return _opened(cls, directory_or_id, hub)
-    return _opened(_without_clips(cls), directory_or_id, hub)
+    return _opened(without_clips(cls), directory_or_id, hub)
 
 
-def _without_clips(cls: type[Any]) -> type[Any]:
+def without_clips(cls: type[Any]) -> type[Any]:
     """The processor without its video part, which alone needs torchvision; parts are found by the signature."""
 
     def init(self: Any, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None) -> None:
@@ -108,19 +108,22 @@ def load_selector(selector: str | Path | Selector | None, model: nn.Module, **hu
         selector = "arr-coc"
     if isinstance(selector, TokenSelector | PictureSelector):
         opened = selector
+    elif not isinstance(selector, str | Path):
+        raise TypeError(f"`selector` must be a name, a directory, a Hub id or a selector, got {selector!r}")
     elif str(selector) == "arr-coc":
         opened = ARRCOCLayer(ARRCOCConfig.for_model(model)).eval()
     elif str(selector) in list_selectors():
         opened = create_selector(str(selector))
     else:
         opened = ARRCOCLayer.from_pretrained(selector, **hub)
-    if isinstance(opened, ARRCOCLayer):
-        width, wanted = opened.config.hidden_size, ARRCOCConfig.for_model(model).hidden_size
-        if width != wanted:
-            raise ValueError(f"the selector was made for models of width {width}, this one has {wanted}")
-    if isinstance(opened, nn.Module):
-        device: Any = model.device
-        opened.to(device)
+    for part in (opened, getattr(opened, "beside", None)):
+        if isinstance(part, ARRCOCLayer):
+            width, wanted = part.config.hidden_size, ARRCOCConfig.for_model(model).hidden_size
+            if width != wanted:
+                raise ValueError(f"the selector was made for models of width {width}, this one has {wanted}")
+        if isinstance(part, nn.Module):
+            device: Any = model.device
+            part.to(device)
     found: Selector = opened
     return found
 

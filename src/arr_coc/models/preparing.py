@@ -7,20 +7,28 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from arr_coc.config import Budget, Grid, cell_count, check_budget
+from arr_coc.baselines import FullSelector
+from arr_coc.config import Budget, Grid, check_budget
 from arr_coc.models.asking import ChatTokens, find_question
-from arr_coc.models.building import Mode, Prompt, build, read_prompt
+from arr_coc.models.building import Mode, Prompt, build, check_selections, read_prompt
 from arr_coc.models.family import Encoded, Family, Inputs, open_family
 from arr_coc.models.resizing import encode_small, resize_prompt, select_beside
 from arr_coc.models.stages import OFF, Stopwatch
-from arr_coc.selecting import ARRCOCOutput, PictureSelector, Selector, TokenSelector, VisualQuery
+from arr_coc.selecting import (
+    ARRCOCOutput,
+    InvalidSelectorError,
+    PictureSelector,
+    Selector,
+    TokenSelector,
+    VisualQuery,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +81,9 @@ def prepare(
             tokens, `"raise"` raises. Invalid arguments always raise.
 
     Returns:
-        `dict`: for `model(**kwargs)` or `model.generate(**kwargs)`, once: beams change its features in place. A prompt
-        without pictures comes back as it was.
+        `dict`: for `model(**kwargs)` or `model.generate(**kwargs)`, once and before the next `prepare`: beams change
+        its features in place, and where decoding goes on is kept in the model, as in its own `forward`. LLaVA needs a
+        cache to decode (no `use_cache=False`). A prompt without pictures comes back as it was.
 
     Example:
 
@@ -115,6 +124,7 @@ def prepare_with_outputs(
     family: Family, inputs: Inputs, selector: Selector, settings: Settings, watch: Stopwatch = OFF
 ) -> Prepared:
     """[`prepare`] for an opened family, with the selector's outputs."""
+    check_selector(selector)
     kinds = family.present(inputs)
     if not kinds:
         return Prepared(dict(inputs), [])
@@ -122,38 +132,56 @@ def prepare_with_outputs(
         prompt = read_prompt(family, inputs)
         words = _embed_question(family, inputs, prompt, settings)
         positions = family.positions(inputs)
-    total = sum(len(span.columns) for span in prompt.spans)
-    beside: TokenSelector | None = None
-    plans: list[tuple[Grid, int]] = []
-    if isinstance(selector, PictureSelector):
-        if settings.mode == "weight":
-            raise ValueError("mode 'weight' scales by relevance, which this selector does not give; use 'arr-coc'")
-        beside = selector.beside
-        plans = [selector.plan(span.grid, settings.budget) for span in prompt.spans]
-        if not any(count for _, count in plans):
-            with watch.stage("select"):
-                resized = resize_prompt(family, inputs, prompt, [grid for grid, _ in plans])
-            return Prepared(resized, [None] * len(plans), total, sum(cell_count(grid) for grid, _ in plans))
-    reading = beside if isinstance(selector, PictureSelector) else selector
+    picking, plans = _plan(selector, prompt, settings)
+    if plans and not any(count for _, count in plans):
+        with watch.stage("select"):
+            resized = resize_prompt(family, inputs, prompt, [grid for grid, _ in plans])
+        small = prepare_with_outputs(family, resized, FullSelector(), replace(settings, budget=None), watch)
+        return small._replace(full=_count(prompt))
     with watch.stage("encode"):
-        encoded = {kind: family.encode(inputs, kind, reading.encoder_layers if reading else ()) for kind in kinds}
-        small = encode_small(family, inputs, prompt, [grid for grid, _ in plans]) if plans else {}
+        encoded = {kind: family.encode(inputs, kind, picking.encoder_layers) for kind in kinds}
+        overview = encode_small(family, inputs, prompt, [grid for grid, _ in plans]) if plans else {}
     try:
         with watch.stage("select"):
-            queries = _make_queries(family, inputs, encoded, prompt, words, reading is None or reading.needs_picture)
-            if isinstance(selector, PictureSelector):
-                selections = select_beside(prompt, encoded, small, selector.beside, plans, queries)
+            queries = _make_queries(family, inputs, encoded, prompt, words, picking.needs_picture)
+            picking.check(queries)
+            if plans:
+                selections = select_beside(prompt, encoded, overview, picking, plans, queries)
             else:
-                selections = selector.select(queries, 1.0 if settings.mode == "weight" else settings.budget)
+                selections = picking.select(queries, 1.0 if settings.mode == "weight" else settings.budget)
+            chosen = check_selections(prompt.spans, selections)
+    except (InvalidSelectorError, torch.OutOfMemoryError):
+        raise
     except Exception as error:
         if settings.on_error == "raise":
             raise
         logger.warning("selection failed, all visual tokens are kept: %s", error)
-        return Prepared(dict(inputs), [None] * len(prompt.spans), total, total, str(error))
+        return Prepared(dict(inputs), [None] * len(prompt.spans), _count(prompt), _count(prompt), str(error))
     with watch.stage("select"):
-        built = build(family, inputs, prompt, positions, encoded, selections, settings.mode)
-    outputs = [selection.output for selection in selections]
-    return Prepared(built, outputs, total, sum(len(selection.indices) for selection in selections))
+        built = build(family, inputs, prompt, positions, encoded, selections, chosen, settings.mode)
+    return Prepared(built, [selection.output for selection in selections], _count(prompt), sum(map(len, chosen)))
+
+
+def check_selector(selector: object) -> None:
+    """Refuse what is no selector."""
+    if not isinstance(selector, TokenSelector | PictureSelector):
+        given = f"the class {selector.__name__}" if isinstance(selector, type) else repr(selector)
+        raise TypeError(f"`selector` must be a selector, got {given}; make one with create_selector(name)")
+
+
+def _plan(selector: Selector, prompt: Prompt, settings: Settings) -> tuple[TokenSelector, list[tuple[Grid, int]]]:
+    """What picks tokens, and for selectors that change the picture the grid and number for each of them."""
+    if isinstance(selector, TokenSelector):
+        return selector, []
+    if settings.mode == "weight":
+        raise ValueError("mode 'weight' scales by relevance, which this selector does not give; use 'arr-coc'")
+    plans = [selector.plan(span.grid, settings.budget) for span in prompt.spans]
+    return selector.beside or FullSelector(), plans
+
+
+def _count(prompt: Prompt) -> int:
+    """Visual tokens of a prompt."""
+    return sum(len(span.columns) for span in prompt.spans)
 
 
 def _embed_question(family: Family, inputs: Inputs, prompt: Prompt, settings: Settings) -> list[Tensor]:
@@ -165,8 +193,10 @@ def _embed_question(family: Family, inputs: Inputs, prompt: Prompt, settings: Se
         chat = settings.chat or ChatTokens()
         asked = find_question(prompt.ids, prompt.mask, visual, family.special_ids(), chat, prompt.labels)
         query = [torch.from_numpy(prompt.ids[row][asked[row]]) for row in range(rows)]
-    if len(query) != rows:
+    elif len(query) != rows:
         raise ValueError(f"`query` must have the ids of one question per row, got {len(query)} for {rows} rows")
+    elif any(not isinstance(row, Tensor) or row.ndim != 1 or not len(row) for row in query):
+        raise ValueError("`query` must have the ids of each question as a one-dimensional tensor, and at least one id")
     with torch.no_grad():
         return [family.embed_words(row.to(device), settings.query_layers) for row in query]
 
@@ -194,7 +224,7 @@ def _make_queries(
             VisualQuery(
                 features,
                 span.grid,
-                words[span.row].to(features.dtype),
+                words[span.row].to(features),
                 picture=picture,
                 attention_reader=None if own.reader is None else _part(own.reader.attention, place),
                 key_reader=None if own.reader is None else _part(own.reader.keys, place),

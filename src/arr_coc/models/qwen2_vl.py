@@ -31,6 +31,10 @@ class Qwen2VL(Family):
     image_mean: ClassVar[Sequence[float]] = CLIP_MEAN
     image_std: ClassVar[Sequence[float]] = CLIP_STD
 
+    def needs(self, inputs: Inputs) -> list[str]:
+        """The grid of every kind of picture."""
+        return [f"{kind}_grid_thw" for kind in self.present(inputs)]
+
     def grids(self, inputs: Inputs, kind: str) -> list[Grid]:
         """Patch grids, divided by the merge of patches into tokens."""
         merge = self.config.vision_config.spatial_merge_size
@@ -67,14 +71,18 @@ class Qwen2VL(Family):
         """Where each cell stands inside the encoder; None if in the order of the picture."""
         return None
 
+    def completed(self, inputs: Inputs) -> dict[str, Tensor]:
+        """`mm_token_type_ids`, without which `generate` would silently fall back to text positions."""
+        if inputs.get("mm_token_type_ids") is not None:
+            return {}
+        ids = inputs["input_ids"]
+        kinds = [(ids == self.token_id(kind)).int() * (place + 1) for place, kind in enumerate(self.kinds)]
+        return {"mm_token_type_ids": sum(kinds[1:], kinds[0])}
+
     def positions(self, inputs: Inputs) -> Tensor:
         """M-RoPE positions `[3, B, L]` of the full prompt."""
         known = dict(inputs)
-        if known.get("mm_token_type_ids") is None:
-            # without it `generate` would silently fall back to text positions
-            ids = known["input_ids"]
-            kinds = [(ids == self.token_id(kind)).int() * (place + 1) for place, kind in enumerate(self.kinds)]
-            known["mm_token_type_ids"] = sum(kinds[1:], kinds[0])
+        known |= self.completed(inputs)
         wanted = inspect.signature(self.inner.get_rope_index).parameters
         arguments = {name: known[name] for name in wanted if known.get(name) is not None}
         positions: Tensor = self.inner.get_rope_index(**arguments)[0]

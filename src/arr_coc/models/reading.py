@@ -6,10 +6,10 @@ attention, which never give it out.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -67,22 +67,29 @@ class EncoderReader:
     def __init__(self, read: Callable[[int], LayerInput], layers: Sequence[int], depth: int) -> None:
         self.layers = {layer % depth for layer in layers}
         self.depth = depth
-        self._read = cache(read)
-        self._attention = cache(self._compute_attention)
+        self._read = read
+        # plain dictionaries: a cache of bound methods would be a cycle that keeps the encoder's tensors
+        self._inputs: dict[int, LayerInput] = {}
+        self._attention: dict[int, Tensor] = {}
 
     def attention(self, layer: int) -> Tensor:
         """Attention `[N]` that the cells of all pictures receive."""
-        return self._attention(self._known(layer))
+        found, layer = self._layer(layer), layer % self.depth
+        if layer not in self._attention:
+            received = attention_received(found.queries, found.keys, found.lengths, found.scale)
+            self._attention[layer] = found.by_cell(received[:, None])[:, 0]
+        return self._attention[layer]
 
     def keys(self, layer: int) -> Tensor:
         """Keys `[N, F]` of the cells of all pictures, before their positions turned them."""
-        found = self._read(self._known(layer))
+        found = self._layer(layer)
         return found.by_cell(found.content)
 
-    def _compute_attention(self, layer: int) -> Tensor:
-        found = self._read(layer)
-        received = attention_received(found.queries, found.keys, found.lengths, found.scale)
-        return found.by_cell(received[:, None])[:, 0]
+    def _layer(self, layer: int) -> LayerInput:
+        layer = self._known(layer)
+        if layer not in self._inputs:
+            self._inputs[layer] = self._read(layer)
+        return self._inputs[layer]
 
     def _known(self, layer: int) -> int:
         if not -self.depth <= layer < self.depth:
@@ -96,11 +103,12 @@ class EncoderReader:
 def keep_inputs(modules: Sequence[nn.Module], layers: Sequence[int]) -> Iterator[dict[int, dict[str, Any]]]:
     """Remember by name what the chosen layers are called with, inside `with`."""
     kept: dict[int, dict[str, Any]] = {}
-    handles = []
+    handles, own = [], threading.get_ident()
     for layer in {layer % len(modules) for layer in layers}:
 
         def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], layer: int = layer) -> None:
-            kept[layer] = kwargs | ({"hidden_states": args[0]} if args else {})
+            if threading.get_ident() == own:  # another thread may run the same encoder meanwhile
+                kept[layer] = kwargs | ({"hidden_states": args[0]} if args else {})
 
         handles.append(modules[layer].register_forward_pre_hook(keep, with_kwargs=True))
     try:

@@ -12,7 +12,7 @@ from torch import Tensor
 from arr_coc.config import Grid, cell_count
 from arr_coc.models.building import Prompt, choose_columns
 from arr_coc.models.family import Encoded, Family, Inputs
-from arr_coc.selecting import Selection, TokenSelector, VisualQuery
+from arr_coc.selecting import InvalidSelectorError, Selection, TokenSelector, VisualQuery
 
 
 def resize_prompt(family: Family, inputs: Inputs, prompt: Prompt, grids: Sequence[Grid]) -> dict[str, Any]:
@@ -22,6 +22,7 @@ def resize_prompt(family: Family, inputs: Inputs, prompt: Prompt, grids: Sequenc
         a_frame = span.grid[1] * span.grid[2]
         kept.append((np.arange(frames)[:, None] * a_frame + np.arange(rows * columns)).ravel())
     ids: Tensor = inputs["input_ids"]
+    inputs = {name: value for name, value in inputs.items() if name != "position_ids"} | family.completed(inputs)
     source, valid = choose_columns(prompt, kept, ids.device)
     changed: dict[str, Any] = {"attention_mask": valid.long()}
     for name, padding in (("input_ids", family.pad_id()), ("mm_token_type_ids", 0), ("labels", -100)):
@@ -46,7 +47,7 @@ def select_beside(
     prompt: Prompt,
     encoded: dict[str, Encoded],
     small: dict[str, Encoded],
-    selector: TokenSelector | None,
+    selector: TokenSelector,
     plans: Sequence[tuple[Grid, int]],
     queries: Sequence[VisualQuery],
 ) -> list[Selection]:
@@ -79,14 +80,15 @@ def select_beside(
 
 
 def _select_counts(
-    selector: TokenSelector | None, queries: Sequence[VisualQuery], counts: Sequence[int]
+    selector: TokenSelector, queries: Sequence[VisualQuery], counts: Sequence[int]
 ) -> list[Selection | None]:
     """Choose each picture's own number of tokens; pictures with the same number are chosen together."""
     found: list[Selection | None] = [None] * len(queries)
-    if selector is not None:
-        for count in sorted(set(counts) - {0}):
-            chosen = selector.select(queries, count)
-            found = [new if own == count else old for old, new, own in zip(found, chosen, counts, strict=True)]
+    for count in sorted(set(counts) - {0}):
+        chosen = selector.select(queries, count)
+        if any(len(new.indices) > count for new, own in zip(chosen, counts, strict=True) if own == count):
+            raise InvalidSelectorError(f"the selector of the second half kept more than its {count} tokens")
+        found = [new if own == count else old for old, new, own in zip(found, chosen, counts, strict=True)]
     return found
 
 
