@@ -8,7 +8,7 @@ IMAGE    ?= src/arr_coc/assets/astronaut.jpg
 QUESTION ?= what is written on the orange suit?
 OUT      ?= sheet.png
 
-.PHONY: help look test test-gpu lint format bench clean
+.PHONY: help look test test-gpu test-model lint format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -21,6 +21,9 @@ test: lint  ## ruff, mypy --strict, pytest
 
 test-gpu: $(VENV)/dev.stamp  ## what needs a CUDA device
 	$(BIN)/python -m pytest -q -m gpu
+
+test-model: $(VENV)/core.stamp  ## measure the embedded model, 500 samples a kind (ARGS="--n 100")
+	$(BIN)/python recipes/embedded/check.py $(ARGS)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

@@ -350,3 +350,74 @@ def test_process_ends_with_one_line_and_exit_code_two(pictures, picture):
     assert result.stdout == ""
     assert re.fullmatch(r"error: [^\n]+\n", result.stderr)
     assert os.listdir() == []
+
+
+@pytest.fixture(scope="module", name="checkpoint")
+def write_tiny_model(tmp_path_factory):
+    from tiny_directory import write_checkpoint
+
+    directory = tmp_path_factory.mktemp("tiny")
+    write_checkpoint(directory)
+    return directory
+
+
+def ask(checkpoint, *arguments):
+    return invoke("ask", *arguments, "--model", checkpoint)
+
+
+def test_ask_answers_and_says_what_it_cost(pictures, checkpoint):
+    result = ask(checkpoint, pictures / "scene.png", QUESTION, "--overlay", "seen.png")
+    assert result.exit_code == 0, result.stderr or repr(result.exception)
+    lines = result.stdout.splitlines()
+    assert any(line.startswith("tokens") and "64 of 256 (budget 0.25)" in line for line in lines)
+    assert any(line.startswith("time") and "prefill" in line for line in lines)
+    assert lines[-1] == "overlay   seen.png"
+    with Image.open("seen.png") as overlay:
+        assert overlay.size == (320, 320)
+        faded = np.asarray(overlay).min(axis=2) > 150
+    assert 0.6 < faded.mean() < 0.9  # three quarters were not read
+
+
+def test_ask_as_json_has_these_fields(pictures, checkpoint):
+    facts = json.loads(ask(checkpoint, pictures / "scene.png", QUESTION, "--json", "--budget", "40").stdout)
+    assert list(facts) == [
+        *("answer", "mode", "tokens", "budget", "strategy", "reason", "weights", "tensions", "timings_ms"),
+        *("model", "selector"),
+    ]
+    assert facts["tokens"] == {"full": 256, "used": 40}
+    assert (facts["mode"], facts["budget"], facts["selector"]) == ("prune", 40, "arr-coc")
+    assert set(facts["weights"]) == SCORES
+    assert set(facts["tensions"]) == TENSIONS
+    assert set(facts["timings_ms"]) == {"encode", "select", "prefill", "decode"}
+    assert facts["model"] == str(checkpoint)
+    full = json.loads(ask(checkpoint, pictures / "scene.png", QUESTION, "--json", "--mode", "full").stdout)
+    assert (full["tokens"], full["budget"], full["weights"]) == ({"full": 256, "used": 256}, None, None)
+    grid = json.loads(ask(checkpoint, pictures / "scene.png", QUESTION, "--json", "--selector", "grid").stdout)
+    assert (grid["strategy"], grid["selector"], grid["tokens"]["used"]) == ("grid", "grid", 64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["missing.png", "what?"], "missing.png does not exist"),
+        (["scene.png", " "], "the question is empty"),
+        (["scene.png", "what?", "--budget", "0"], "`budget` must be at least 1 token"),
+        (["scene.png", "what?", "--mode", "best"], "`mode` must be 'full', 'prune' or 'weight', got 'best'"),
+        (["scene.png", "what?", "--selector", "no/such"], "no/such is neither a directory nor a selector"),
+        (["scene.png", "what?", "--overlay", "seen.jpg"], "should end in .png"),
+        (["random.png", "what?"], "random.png is not a picture"),
+    ],
+)
+def test_mistakes_in_ask_are_one_line(pictures, checkpoint, arguments, says, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    first = pictures / arguments[0] if arguments[0] != "missing.png" else arguments[0]
+    result = ask(checkpoint, first, *arguments[1:])
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert sum(line.startswith("error: ") for line in result.stderr.splitlines()) == 1
+    assert "Traceback" not in result.stderr
+
+
+def test_verbose_says_what_can_be_asked(pictures, checkpoint):
+    result = ask(checkpoint, pictures / "scene.png", QUESTION, "-v")
+    assert f"what {checkpoint} can be asked is in its own model card" in result.stderr

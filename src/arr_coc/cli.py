@@ -78,70 +78,80 @@ def look(
         wanted = _parse_budget(budget)
         if out is None and not as_json:
             out = Path("sheet.png")
-        facts = _look(image, question, channels, wanted, out)
+        # torch is imported only now, so that help and usage errors come at once
+        from arr_coc.commands.look import look as run
+
+        facts = run(image, question, channels, wanted, out)
     if as_json:
         typer.echo(json.dumps(facts))
     else:
-        _print(facts)
+        _print_look(facts)
 
 
-def _look(path: Path, question: str, channels: str, budget: Budget, out: Path | None) -> dict[str, Any]:
-    # torch is imported only now, so that help and usage errors come at once
-    import torch
+@app.command()
+def ask(
+    image: Annotated[Path, typer.Argument(help="A picture file.")],
+    question: Annotated[str, typer.Argument(help="What to ask about it.")],
+    model: Annotated[
+        str | None, typer.Option(help="Directory or Hub id of a supported model. [default: the embedded one]")
+    ] = None,
+    selector: Annotated[str | None, typer.Option(help="A selector's name, directory or Hub id.")] = None,
+    mode: Annotated[str, typer.Option(help="prune, weight or full.")] = "prune",
+    budget: Annotated[str, typer.Option(help="Tokens to keep: a number, a ratio in (0, 1], or auto.")] = "0.25",
+    overlay: Annotated[Path | None, typer.Option(help="Where a picture of what was looked at goes (PNG).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say what the model can be asked.")] = False,
+) -> None:
+    """Answer a question about a picture from the tokens that matter."""
+    with _one_line_errors():
+        wanted = _parse_budget(budget)
+        errors = Console(stderr=True, highlight=False)
+        with errors.status("opening the model"):
+            from arr_coc.commands.ask import ask as run
 
-    from arr_coc import standin
-    from arr_coc.balancing import SCORES, TENSIONS
-    from arr_coc.config import ARRCOCConfig
-    from arr_coc.layer import ARRCOCLayer
-    from arr_coc.pictures import fit_to_cells, open_picture, to_tensor
-    from arr_coc.sheet import check_target, draw_sheet, save_image
-    from arr_coc.texture import generate_texture_array
-
-    words = standin.split_words(question)
-    if str(path).startswith(("http:", "https:")):
-        raise ValueError(f"{path} is an address; only files are read, so download it first")
-    if out is not None:
-        check_target(out)
-        if out.exists() and path.exists() and out.samefile(path):
-            raise ValueError(f"{out} is the picture itself; give another --out")
-    config = ARRCOCConfig(hidden_size=standin.WIDTH, channels=channels)  # type: ignore[arg-type]  # checked there
-    opened = open_picture(path, config.max_image_pixels)
-    fitted, grid = fit_to_cells(opened.image)
-    picture = to_tensor(fitted)
-    with torch.inference_mode():
-        cells = standin.embed_cells(picture, generate_texture_array(picture, grid, "full"))
-        output = ARRCOCLayer(config).eval()(
-            cells, standin.embed_words(words)[None], grid=grid, picture=picture, budget=budget, details=True
-        )
-    notes = [f"Tokens and words: {standin.NAME}. Selector: untrained layer."]
-    if fitted.size != opened.image.size:
-        was, now = opened.image.size, fitted.size
-        notes.append(f"The picture was resized from {was[0]}x{was[1]} to {now[0]}x{now[1]} pixels, whole tokens.")
-    notes += [f"The picture {note}." for note in opened.notes]
-    if out is not None:
-        save_image(draw_sheet(fitted, question.strip(), output, channels, tuple(notes)), out)
-    return {
-        "image": str(path),
-        "question": question,
-        "grid": list(grid),
-        "budget": budget,
-        "tokens": {"full": grid[0] * grid[1], "used": int(output.num_kept[0])},
-        "strategy": output.strategy[0],
-        "reason": output.reason[0],
-        "weights": dict(zip(SCORES, _rounded(output.weights[0].tolist()), strict=True)),
-        "tensions": dict(zip(TENSIONS, _rounded(output.tensions[0].tolist()), strict=True)),
-        "known_words": standin.known_words(words),
-        "kept": output.positions[0, :, 1:].tolist(),
-        "notes": notes,
-        "sheet": None if out is None else str(out),
-    }
+            facts = run(image, question, model, selector, mode, wanted, overlay)
+    scope = facts.pop("scope")
+    if verbose:
+        typer.echo(scope, err=True)
+    if as_json:
+        typer.echo(json.dumps(facts))
+    else:
+        _print_answer(facts, overlay)
 
 
-def _rounded(values: list[float]) -> list[float]:
-    return [round(value, 4) for value in values]
+@app.command()
+def world(
+    name: Annotated[str, typer.Argument(help="scenes, camouflage or void.")],
+    n: Annotated[int, typer.Option("--n", min=1, max=400, help="How many samples.")] = 8,
+    out: Annotated[Path, typer.Option(help="Where the sheet goes (PNG).")] = Path("world.png"),
+    kind: Annotated[str | None, typer.Option(help="One kind of questions.")] = None,
+    split: Annotated[str, typer.Option(help="train, validation or test.")] = "train",
+    first: Annotated[int, typer.Option(min=0, help="Number of the first sample.")] = 0,
+) -> None:
+    """Draw samples of a world with their questions, answers, and boxes of what must be looked at."""
+    with _one_line_errors():
+        from arr_coc.commands.world import world as run
+
+        run(name, n, out, kind, split, first)
+    typer.echo(f"sheet     {out}")
 
 
-def _print(facts: dict[str, Any]) -> None:
+def _print_answer(facts: dict[str, Any], overlay: Path | None) -> None:
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.print(facts["answer"] or "(no answer)", style="bold", soft_wrap=True)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="dim")
+    table.add_column()
+    table.add_row("tokens", f"{facts['tokens']['used']} of {facts['tokens']['full']} (budget {facts['budget']})")
+    table.add_row("strategy", f"{facts['strategy']}: {facts['reason']}")
+    table.add_row("time", ", ".join(f"{name} {value:.0f} ms" for name, value in facts["timings_ms"].items()))
+    table.add_row("model", f"{facts['model']}, selector {facts['selector']}")
+    console.print(table)
+    if overlay is not None:
+        typer.echo(f"overlay   {overlay}")
+
+
+def _print_look(facts: dict[str, Any]) -> None:
     console = Console(highlight=False, markup=False, emoji=False)
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold")

@@ -7,21 +7,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from arr_coc.baselines import FullSelector
-from arr_coc.config import Budget
+from arr_coc.config import Budget, Grid
 from arr_coc.models.asking import ChatTokens
 from arr_coc.models.attaching import Replacement
 from arr_coc.models.building import Mode
 from arr_coc.models.calling import SelectingCalls, check_generation
 from arr_coc.models.family import open_family
-from arr_coc.models.loading import load_model, load_processor, load_selector, recorded_base
+from arr_coc.models.loading import embedded_model, load_model, load_processor, load_selector, recorded_base
 from arr_coc.models.messages import Message, Shown, make_messages
 from arr_coc.models.preparing import OnError, Prepared, Settings, check_selector, prepare_with_outputs
 from arr_coc.models.stages import Stopwatch
-from arr_coc.selecting import ARRCOCOutput, Selector, selector_name
+from arr_coc.selecting import (
+    ARRCOCOutput,
+    PictureSelector,
+    Selector,
+    TokenSelector,
+    list_selectors,
+    selector_name,
+)
 
 AnswerMode = Literal["full", "prune", "weight"]
 STAGES = ("encode", "select", "prefill", "decode")
@@ -42,6 +51,7 @@ class Answer:
     Args:
         text (`str`): what the model said.
         outputs (`tuple[ARRCOCOutput | None, ...]`): what the selector saw, one per picture.
+        kept (`tuple[tuple[Grid, ndarray], ...]`): for each picture its grid and the cells whose tokens were read.
         tokens (`TokenCount`): `full` and `used`.
         strategy (`str`): how tokens were chosen: `"relevance"`, `"grid"`, `"all"`, or the selector's own.
         reason (`str`): why, in words.
@@ -50,6 +60,7 @@ class Answer:
 
     text: str
     outputs: tuple[ARRCOCOutput | None, ...]
+    kept: tuple[tuple[Grid, NDArray[np.int64]], ...]
     tokens: TokenCount
     strategy: str
     reason: str
@@ -168,7 +179,7 @@ class ARRCOCQwen(nn.Module):
 
         Args:
             base (`str` or `Path`, *optional*): directory or Hub id of a supported model; of a selector, to open the
-                base it records.
+                base it records. By default the embedded model.
             selector (`str`, `Path` or selector, *optional*): a registered name, a directory, a Hub id, or a selector
                 itself. By default the untrained layer, which is said in the log.
             mode, budget, query_layers, on_error: as in [`prepare`].
@@ -179,6 +190,10 @@ class ARRCOCQwen(nn.Module):
         hub = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
         if base is not None and selector is None and recorded_base(base, **hub) is not None:
             base, selector = None, base
+        if (base is None and selector is None) or isinstance(selector, TokenSelector | PictureSelector):
+            base = base or embedded_model()
+        if base is None and str(selector) in list_selectors():
+            base = embedded_model()
         if base is None:
             if not isinstance(selector, str | Path):
                 raise ValueError("name a model: `base` is a directory or a Hub id such as Qwen/Qwen3-VL-2B-Instruct")
@@ -260,6 +275,7 @@ class ARRCOCQwen(nn.Module):
         return Answer(
             text=text.strip(),
             outputs=tuple(prepared.outputs),
+            kept=tuple(prepared.kept),
             tokens=TokenCount(prepared.full, prepared.used),
             strategy=strategy,
             reason=reason,

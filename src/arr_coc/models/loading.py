@@ -7,6 +7,7 @@ import inspect
 import json
 import logging
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,18 @@ from arr_coc.selecting import PictureSelector, Selector, TokenSelector, create_s
 
 logger = logging.getLogger(__name__)
 
+# What the embedded model was made for, in one line.
+SCOPE = (
+    "the embedded model knows drawn scenes of 128 to 512 pixels a side: colors, counts, sides and sizes of shapes, "
+    "capitals and digits to read, and what is odd; anything else gets an answer, but not a true one"
+)
 _HUB = ("revision", "cache_dir", "local_files_only", "token")
+
+
+def embedded_model() -> str | None:
+    """The directory of the model that comes with the package, if this build carries one."""
+    directory = files("arr_coc") / "assets" / "embedded"
+    return str(directory) if (directory / "config.json").is_file() else None
 
 
 def load_processor(directory_or_id: str | Path, **hub: Any) -> Any:

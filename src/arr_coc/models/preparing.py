@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from arr_coc.baselines import FullSelector
 from arr_coc.config import Budget, Grid, check_budget
-from arr_coc.models.asking import ChatTokens, find_question
+from arr_coc.models.asking import ChatTokens, Ints, find_question
 from arr_coc.models.building import Mode, Prompt, build, check_selections, read_prompt
 from arr_coc.models.family import Encoded, Family, Inputs, open_family
 from arr_coc.models.resizing import encode_small, resize_prompt, select_beside
@@ -41,12 +41,14 @@ class Prepared(NamedTuple):
     Args:
         inputs (`dict`): for `model(**inputs)` or `model.generate(**inputs)`.
         outputs (`list[ARRCOCOutput | None]`): one per picture, in the order of the prompt's kinds.
+        kept (`list[tuple[Grid, ndarray]]`): for each picture its grid and the cells whose tokens stayed.
         full, used (`int`): visual tokens of the full prompt, and of this one.
         failure (`str`, *optional*): why all tokens were kept, if the selection failed.
     """
 
     inputs: dict[str, Any]
     outputs: list[ARRCOCOutput | None]
+    kept: list[tuple[Grid, Ints]]
     full: int = 0
     used: int = 0
     failure: str | None = None
@@ -127,7 +129,7 @@ def prepare_with_outputs(
     check_selector(selector)
     kinds = family.present(inputs)
     if not kinds:
-        return Prepared(dict(inputs), [])
+        return Prepared(dict(inputs), [], [])
     with watch.stage("select"):
         prompt = read_prompt(family, inputs)
         words = _embed_question(family, inputs, prompt, settings)
@@ -156,10 +158,14 @@ def prepare_with_outputs(
         if settings.on_error == "raise":
             raise
         logger.warning("selection failed, all visual tokens are kept: %s", error)
-        return Prepared(dict(inputs), [None] * len(prompt.spans), _count(prompt), _count(prompt), str(error))
+        everything = [(span.grid, np.arange(len(span.columns))) for span in prompt.spans]
+        total = _count(prompt)
+        return Prepared(dict(inputs), [None] * len(prompt.spans), everything, total, total, str(error))
     with watch.stage("select"):
         built = build(family, inputs, prompt, positions, encoded, selections, chosen, settings.mode)
-    return Prepared(built, [selection.output for selection in selections], _count(prompt), sum(map(len, chosen)))
+    outputs = [selection.output for selection in selections]
+    kept = [(span.grid, cells) for span, cells in zip(prompt.spans, chosen, strict=True)]
+    return Prepared(built, outputs, kept, _count(prompt), sum(map(len, chosen)))
 
 
 def check_selector(selector: object) -> None:

@@ -1,0 +1,210 @@
+"""Train the embedded model from nothing, or go on from weights.
+
+    python recipes/embedded/train.py --seconds 1500 --out runs/embedded
+    python recipes/embedded/train.py --seconds 600 --seed 1 --start runs/embedded --out runs/embedded-2
+
+Needs one GPU. The language model learns answers; the encoder's tokens also learn which words lie under them, scored
+through the tied word embeddings. The base never sees pruned prompts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import torch.nn.functional as F
+import transformers
+import typer
+from data import MIX, SEEN, Batcher, Stream
+from fast import FastPath
+from parts import make_config, make_processor
+
+
+class Trainer:
+    """Model, fast path, and the two losses."""
+
+    def __init__(self, start: Path | None, seed: int, device: str, compiled: bool, tokens: int) -> None:
+        torch.manual_seed(seed)
+        self.device = torch.device(device)
+        self.processor = make_processor()
+        self.tokenizer = self.processor.tokenizer
+        if start is None:
+            self.model: Any = transformers.Qwen3VLForConditionalGeneration(make_config(self.tokenizer))
+        else:
+            self.model = transformers.Qwen3VLForConditionalGeneration.from_pretrained(start, dtype=torch.float32)
+        self.model.to(self.device)
+        self.fast = FastPath(self.model, compiled)
+        self.batcher = Batcher(self.tokenizer, tokens)
+        self.before = torch.tensor(self.batcher.before, device=self.device)
+        words = [word if word.isupper() or word.isdigit() else f"\u2581{word}" for word in SEEN]
+        self.seen_ids = torch.tensor(self.tokenizer.convert_tokens_to_ids(words), device=self.device)
+        # sharpness and rarity of the dense loss; dropped afterwards
+        self.dense = torch.nn.Parameter(torch.tensor([0.0, -3.0], device=self.device))
+
+    def to_device(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: value.to(self.device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+            for name, value in batch.items()
+        }
+
+    def forward(self, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits at the answers `[M, V]`, and of the words under each token `[B, N, W]`."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            tokens, levels = self.fast.encode(batch["pictures"], batch["grid"])
+            hidden = self.fast.read(self.before, batch, tokens, levels)
+            table = self.model.model.language_model.embed_tokens.weight
+            answers = F.linear(hidden[batch["labels"] != -100], table)
+            under = F.linear(tokens, table[self.seen_ids])
+        return answers.float(), under.float() * self.dense[0].exp() + self.dense[1]
+
+    def losses(self, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        answers, under = self.forward(batch)
+        answer = F.cross_entropy(answers, batch["labels"][batch["labels"] != -100])
+        weight = torch.full((len(SEEN),), 4.0, device=self.device)
+        return answer, F.binary_cross_entropy_with_logits(under, batch["seen"].float(), pos_weight=weight)
+
+    @torch.no_grad()
+    def evaluate(self, batches: int, split: str = "validation") -> dict[str, float]:
+        """Share of exact answers by kind, on scenes that are never trained on."""
+        self.model.eval()
+        found = {}
+        for number, only in enumerate(MIX):
+            right, total = 0, 0
+            for part in range(batches):
+                rng = random.Random(f"{split} {number} {part}")
+                batch = self.to_device(self.batcher(split, 10**6 * number + 1000 * part, rng, only))
+                answers, _ = self.forward(batch)
+                asked = batch["labels"] != -100
+                wrong = torch.zeros_like(asked)
+                wrong[asked] = answers.argmax(dim=-1) != batch["labels"][asked]
+                right += int((~wrong.any(dim=1)).sum())
+                total += len(wrong)
+            found[only[1]] = round(right / total, 4)
+        self.model.train()
+        return found
+
+    def save(self, out: Path) -> None:
+        """Write the model in bf16 with its processor, in shards below 12 MB."""
+        aside = out.with_name(f".{out.name}")
+        model = transformers.Qwen3VLForConditionalGeneration(self.model.config).to(torch.bfloat16)
+        model.load_state_dict({name: value.to(torch.bfloat16) for name, value in self.model.state_dict().items()})
+        model.generation_config.update(
+            eos_token_id=self.tokenizer.eos_token_id, pad_token_id=self.tokenizer.pad_token_id
+        )
+        model.save_pretrained(aside, max_shard_size="11MB")
+        self.processor.save_pretrained(aside)
+        if out.exists():
+            for path in out.iterdir():
+                path.unlink()
+            out.rmdir()
+        aside.rename(out)
+
+
+def check(trainer: Trainer) -> float:
+    """Largest difference between the fast path and the model's own forward, in logits."""
+    batch = trainer.to_device(trainer.batcher("validation", 0, random.Random(0), ("scenes", "read")))
+    small = {name: value[:2] if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
+    from PIL import Image
+
+    with torch.no_grad():
+        tokens, levels = trainer.fast.encode(small["pictures"], small["grid"])
+        hidden = trainer.fast.read(trainer.before, small, tokens, levels)
+        fast = trainer.model.lm_head(hidden.to(trainer.model.dtype)).float()
+        worst = 0.0
+        for row in range(2):
+            image = Image.fromarray(small["pictures"][row].cpu().numpy())
+            images = trainer.processor.image_processor(images=[image], return_tensors="pt").to(trainer.device)
+            text = small["ids"][row][small["turn"][row] > 0]
+            count = small["grid"][0] * small["grid"][1]
+            picture = torch.full((count,), trainer.batcher.image, device=trainer.device)
+            ids = torch.cat([trainer.before, picture, text])[None]
+            types = (ids == trainer.batcher.image).int()
+            logits = trainer.model(input_ids=ids, mm_token_type_ids=types, **images).logits[0, -len(text) :].float()
+            worst = max(worst, float((logits - fast[row, : len(text)]).abs().max() / logits.std()))
+    return worst
+
+
+def main(
+    seconds: Annotated[float, typer.Option(help="How long to train.")] = 1500,
+    out: Annotated[Path, typer.Option(help="Where the model goes.")] = Path("runs/embedded"),
+    start: Annotated[Path | None, typer.Option(help="Go on from this model.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the weights, and of the first picture.")] = 0,
+    rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 1.5e-3,
+    tokens: Annotated[int, typer.Option(help="Visual tokens of a batch.")] = 36864,
+    workers: Annotated[int, typer.Option(help="Processes that draw.")] = 15,
+    reuse: Annotated[int, typer.Option(help="How often a batch is used.")] = 3,
+    every: Annotated[float, typer.Option(help="Seconds between evaluations.")] = 120,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda" if torch.cuda.is_available() else "cpu",
+    compiled: Annotated[bool, typer.Option(help="Compile the blocks.")] = True,
+) -> None:
+    begin = time.time()
+    trainer = Trainer(start, seed, device, compiled and device == "cuda", tokens)
+    model = trainer.model
+    out.parent.mkdir(parents=True, exist_ok=True)
+    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} million parameters", flush=True)
+    if device == "cpu":
+        print(f"fast path differs from the model by {check(trainer):.1e}", flush=True)
+    first = seed * 10**12  # a run that goes on has a seed of its own, and sees other pictures
+    loader = iter(
+        torch.utils.data.DataLoader(
+            Stream(trainer.batcher, first), batch_size=None, num_workers=workers, prefetch_factor=3 if workers else None
+        )
+    )
+    decayed = [p for p in model.parameters() if p.ndim >= 2]
+    others = [p for p in model.parameters() if p.ndim < 2] + [trainer.dense]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}],
+        lr=rate, betas=(0.9, 0.98), fused=device == "cuda",
+    )  # fmt: skip
+    pool: list[list[Any]] = []  # batches on the device, and how often each may still be used
+    rng = random.Random(seed)
+    curve: list[dict[str, Any]] = []
+    step, pictures, waited, last = 0, 0, 0.0, time.time()
+    recent: list[torch.Tensor] = []
+    model.train()
+    trained_from = time.time()
+    while (done := (time.time() - trained_from) / seconds) < 1:
+        if len(pool) < 32 or all(left == 0 for _, left in pool):
+            wait = time.time()
+            pool.append([trainer.to_device(next(loader)), reuse])
+            waited += time.time() - wait
+        place = rng.randrange(len(pool))
+        batch = pool[place][0]
+        pool[place][1] -= 1
+        if pool[place][1] <= 0:
+            pool.pop(place)
+        warm = min(1.0, (step + 1) / (400 if start is None else 100))
+        for group in optimizer.param_groups:
+            group["lr"] = rate * warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done)))
+        answer, dense = trainer.losses(batch)
+        optimizer.zero_grad(set_to_none=True)
+        (answer + 5 * dense).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        recent.append(torch.stack([answer.detach(), dense.detach()]))
+        step, pictures = step + 1, pictures + len(batch["kinds"])
+        if step % 200 == 0 or step in (1, 20):
+            answers, words = torch.stack(recent).mean(dim=0).tolist()
+            recent.clear()
+            entry = {"step": step, "seconds": round(time.time() - begin), "pictures": pictures,
+                     "answer_loss": round(answers, 4), "dense_loss": round(words, 5)}  # fmt: skip
+            curve.append(entry)
+            print(entry, f"waited {waited:.0f} s", flush=True)
+        if time.time() - last > every:
+            curve.append({"step": step, "seconds": round(time.time() - begin), "exact": trainer.evaluate(1)})
+            print(curve[-1], flush=True)
+            trainer.save(out)
+            last = time.time()
+    curve.append({"step": step, "seconds": round(time.time() - begin), "exact": trainer.evaluate(4)})
+    print(curve[-1], flush=True)
+    trainer.save(out)
+    (out / "curve.json").write_text(json.dumps(curve, indent=0) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,70 @@
+"""`arr-coc ask`: an answer, what it cost, and what was looked at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import transformers
+from PIL import Image
+
+from arr_coc.balancing import SCORES, TENSIONS
+from arr_coc.commands.look import rounded
+from arr_coc.config import Budget
+from arr_coc.models.answering import Answer, ARRCOCQwen
+from arr_coc.models.loading import SCOPE, embedded_model
+from arr_coc.models.messages import open_shown
+from arr_coc.selecting import selector_name
+from arr_coc.sheet import check_target, save_image, show_kept
+
+
+def ask(
+    path: Path,
+    question: str,
+    model: str | None,
+    selector: str | None,
+    mode: str,
+    budget: Budget,
+    overlay: Path | None,
+) -> dict[str, Any]:
+    """Open the model, ask, and draw the overlay; returns what the command prints."""
+    if overlay is not None:
+        check_target(overlay)
+        if overlay.exists() and path.exists() and overlay.samefile(path):
+            raise ValueError(f"{overlay} is the picture itself; give another --overlay")
+    picture = open_shown(str(path))
+    quiet: Any = transformers.utils.logging
+    quiet.disable_progress_bar()
+    quiet.set_verbosity_error()
+    vlm = ARRCOCQwen.from_pretrained(model, selector)
+    answer = vlm.answer(picture, question, budget=budget, mode=mode)  # type: ignore[arg-type]  # checked there
+    if overlay is not None:
+        save_image(draw_overlay(picture, answer), overlay)
+    output = answer.output
+    name = vlm.config.name_or_path
+    embedded = name == embedded_model()
+    return {
+        "answer": answer.text,
+        "mode": mode,
+        "tokens": {"full": answer.tokens.full, "used": answer.tokens.used},
+        "budget": None if mode == "full" else budget,
+        "strategy": answer.strategy,
+        "reason": answer.reason,
+        "weights": None if output is None else dict(zip(SCORES, rounded(output.weights[0].tolist()), strict=True)),
+        "tensions": None if output is None else dict(zip(TENSIONS, rounded(output.tensions[0].tolist()), strict=True)),
+        "timings_ms": answer.timings_ms,
+        "model": "embedded"
+        if model is None and embedded_model() == vlm.config.name_or_path
+        else vlm.config.name_or_path,
+        "selector": selector or selector_name(vlm.selector),
+        "scope": SCOPE if embedded else f"what {name} can be asked is in its own model card",
+    }
+
+
+def draw_overlay(picture: Image.Image, answer: Answer) -> Image.Image:
+    """The (first) picture with what was not read faded."""
+    (_, rows, columns), cells = answer.kept[0]
+    kept = np.zeros(rows * columns, dtype=bool)
+    kept[cells % (rows * columns)] = True
+    return show_kept(picture, kept.reshape(rows, columns))

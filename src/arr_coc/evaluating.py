@@ -1,0 +1,75 @@
+"""Asking a model about samples whose answers are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+
+from arr_coc.baselines import OracleSelector
+from arr_coc.config import Budget
+from arr_coc.models.asking import ChatTokens
+from arr_coc.models.attaching import attach
+from arr_coc.selecting import Selector
+from arr_coc.worlds import Sample
+
+
+@torch.no_grad()
+def answer_samples(
+    model: Any,
+    processor: Any,
+    samples: Iterable[Sample],
+    selector: Selector | None = None,
+    budget: Budget | None = None,
+    batch_size: int = 16,
+    max_new_tokens: int = 16,
+) -> list[str]:
+    """Answers to samples, greedily, in batches.
+
+    Args:
+        model (`PreTrainedModel`): a supported model.
+        processor (`ProcessorMixin`): its processor.
+        samples (`Iterable[Sample]`): pictures with questions; may be lazy.
+        selector (`TokenSelector` or `PictureSelector`, *optional*): by default all tokens are read. An
+            [`OracleSelector`] gets the samples' boxes.
+        budget (`int`, `float` or `"auto"`, *optional*): visual tokens per picture.
+        batch_size, max_new_tokens (`int`, *optional*): how many at once, and how long an answer may be.
+    """
+    answers: list[str] = []
+    stream = iter(samples)
+    chat = ChatTokens.from_tokenizer(processor.tokenizer)
+    while batch := list(islice(stream, batch_size)):
+        inputs = processor.apply_chat_template(
+            [_conversation(sample) for sample in batch],
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
+            padding=True,
+        ).to(model.device)
+        inputs["pixel_values"] = inputs["pixel_values"].to(model.dtype)
+        if isinstance(selector, OracleSelector):
+            selector.boxes = [sample.boxes for sample in batch]
+        options = {"max_new_tokens": max_new_tokens, "do_sample": False}
+        if selector is None:
+            out = model.generate(**inputs, **options)
+        else:
+            with attach(model, selector, budget=budget, chat=chat, on_error="raise"):
+                out = model.generate(**inputs, **options)
+        new = out[:, inputs["input_ids"].shape[1] :]
+        answers += [text.strip() for text in processor.batch_decode(new, skip_special_tokens=True)]
+    return answers
+
+
+def _conversation(sample: Sample) -> list[dict[str, Any]]:
+    content = [{"type": "image", "image": sample.picture}, {"type": "text", "text": sample.question}]
+    return [{"role": "user", "content": content}]
+
+
+def exact_match(samples: Sequence[Sample], answers: Sequence[str]) -> float:
+    """Share of answers that are exactly right."""
+    if len(samples) != len(answers):
+        raise ValueError(f"there are {len(samples)} samples and {len(answers)} answers")
+    return sum(sample.answer == answer for sample, answer in zip(samples, answers, strict=True)) / len(samples)

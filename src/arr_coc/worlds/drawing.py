@@ -1,0 +1,220 @@
+"""Pens and paper of the worlds: colours, shapes, fonts, backgrounds, and what a camera or an encoder does to them."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import math
+import random
+import string
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from arr_coc.worlds.sampling import Box, Size, Thing
+
+Colour = tuple[int, int, int]
+
+COLOURS: dict[str, Colour] = {
+    "red": (215, 35, 35),
+    "green": (35, 160, 55),
+    "blue": (45, 75, 220),
+    "yellow": (235, 215, 40),
+    "purple": (140, 50, 175),
+    "orange": (242, 135, 25),
+    "cyan": (40, 200, 215),
+    "pink": (245, 130, 185),
+    "gray": (130, 130, 130),
+    "white": (245, 245, 245),
+    "black": (18, 18, 18),
+}
+SHAPES = ("circle", "square", "triangle", "star", "cross", "ring", "diamond")
+CHARACTERS = string.ascii_uppercase + string.digits
+# Fonts of matplotlib that may be used where it is installed; others are kept for strangers.
+_EXTRA_FONTS = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSansMono", "DejaVuSerif", "DejaVuSans-Oblique")
+
+
+@cache
+def _extra_fonts() -> tuple[str, ...]:
+    found = importlib.util.find_spec("matplotlib")
+    if found is None or found.origin is None:
+        return ()
+    folder = Path(found.origin).parent / "mpl-data" / "fonts" / "ttf"
+    return tuple(str(path) for name in _EXTRA_FONTS if (path := folder / f"{name}.ttf").exists())
+
+
+@cache
+def _load_font(name: str, size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.truetype(name, size) if name else ImageFont.load_default(size)
+
+
+def choose_font(rng: random.Random, size: int, varied: bool) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """Pillow's own font, or, where variety is wanted, one of DejaVu's if matplotlib is installed."""
+    names = ("", "", *_extra_fonts()) if varied else ("",)
+    return _load_font(rng.choice(names), size)
+
+
+def jitter(rng: random.Random, colour: Colour, amount: int = 16) -> Colour:
+    """A colour near another."""
+    red, green, blue = (min(255, max(0, value + rng.randint(-amount, amount))) for value in colour)
+    return red, green, blue
+
+
+def jitter_named(rng: random.Random, name: str) -> Colour:
+    """A colour that still deserves its name; grays, white and black stay neutral."""
+    if name in ("gray", "white", "black"):
+        shift = rng.randint(-12, 10)
+        red, green, blue = (min(255, max(0, value + shift)) for value in COLOURS[name])
+        return red, green, blue
+    return jitter(rng, COLOURS[name])
+
+
+def distance(one: Colour, other: Colour) -> float:
+    """How different two colours look, roughly."""
+    return math.dist(one, other)
+
+
+def outline(shape: str, x: float, y: float, radius: float) -> list[tuple[float, float]]:
+    """Corners of a shape that is a polygon."""
+    if shape == "square":
+        return [(x - radius, y - radius), (x + radius, y - radius), (x + radius, y + radius), (x - radius, y + radius)]
+    if shape == "diamond":
+        return [(x, y - radius), (x + radius, y), (x, y + radius), (x - radius, y)]
+    if shape == "triangle":
+        return [(x, y - radius), (x + radius, y + radius), (x - radius, y + radius)]
+    if shape == "star":
+        corners = []
+        for corner in range(10):
+            angle, far = -math.pi / 2 + corner * math.pi / 5, radius if corner % 2 == 0 else radius * 0.42
+            corners.append((x + far * math.cos(angle), y + far * math.sin(angle)))
+        return corners
+    arm = radius / 2.7  # a cross
+    return [
+        *[(x - arm, y - radius), (x + arm, y - radius), (x + arm, y - arm), (x + radius, y - arm)],
+        *[(x + radius, y + arm), (x + arm, y + arm), (x + arm, y + radius), (x - arm, y + radius)],
+        *[(x - arm, y + arm), (x - radius, y + arm), (x - radius, y - arm), (x - arm, y - arm)],
+    ]
+
+
+def draw_shape(pen: ImageDraw.ImageDraw, shape: str, x: float, y: float, radius: float, colour: Colour) -> None:
+    """Draw a filled shape around its middle."""
+    around = [x - radius, y - radius, x + radius, y + radius]
+    if shape == "circle":
+        pen.ellipse(around, fill=colour)
+    elif shape == "ring":
+        pen.ellipse(around, outline=colour, width=max(2, round(radius * 0.32)))
+    else:
+        pen.polygon(outline(shape, x, y, radius), fill=colour)
+
+
+class Canvas:
+    """A picture in the making: knows what lies where, so that nothing covers anything else.
+
+    Args:
+        rng (`random.Random`): decides everything.
+        size (`tuple[int, int]`): width and height.
+        ground (`PIL.Image.Image`): what is drawn upon.
+        ground_colour (`tuple[int, int, int]`): its colour on the whole; things stand out from it.
+        varied (`bool`, *optional*, defaults to `False`): write with all fonts there are, not only with Pillow's own.
+    """
+
+    def __init__(
+        self, rng: random.Random, size: Size, ground: Image.Image, ground_colour: Colour, varied: bool = False
+    ) -> None:
+        self.rng, self.size, self.ground_colour, self.varied = rng, size, ground_colour, varied
+        # drawn at twice the size, things have soft edges
+        self.scale = rng.choice((1, 2, 2))
+        large = (size[0] * self.scale, size[1] * self.scale)
+        self.image = ground.resize(large, Image.Resampling.NEAREST) if self.scale > 1 else ground
+        self.pen = ImageDraw.Draw(self.image)
+        self.taken: list[Box] = []
+        self.things: list[Thing] = []
+
+    def place(self, width: float, height: float, gap: float = 5, tries: int = 60) -> tuple[float, float] | None:
+        """A free place for a box, or None."""
+        room_x, room_y = self.size[0] - width - 2, self.size[1] - height - 2
+        if room_x < 2 or room_y < 2:
+            return None
+        for _ in range(tries):
+            x, y = self.rng.uniform(2, room_x), self.rng.uniform(2, room_y)
+            if all(
+                x + width + gap < left or right + gap < x or y + height + gap < top or bottom + gap < y
+                for left, top, right, bottom in self.taken
+            ):
+                self.taken.append((x, y, x + width, y + height))
+                return x, y
+        return None
+
+    def add_shape(self, shape: str, colour: str, radius: float) -> Box | None:
+        """Draw a shape of a named colour at a free place."""
+        found = self.place(2 * radius, 2 * radius)
+        if found is None:
+            return None
+        x, y = found[0] + radius, found[1] + radius
+        ink = jitter_named(self.rng, colour)
+        draw_shape(self.pen, shape, x * self.scale, y * self.scale, radius * self.scale, ink)
+        box = self.taken[-1]
+        self.things.append(Thing(box, (shape, colour)))
+        return box
+
+    def add_text(self, text: str, colour: str, ink: Colour, height: int) -> Box | None:
+        """Write a text at a free place; its characters are things of their own."""
+        font = choose_font(self.rng, height * self.scale, self.varied)
+        left, top, right, bottom = (value / self.scale for value in self.pen.textbbox((0, 0), text, font=font))
+        found = self.place(right - left, bottom - top)
+        if found is None:
+            return None
+        x, y = found[0] - left, found[1] - top
+        self.pen.text((x * self.scale, y * self.scale), text, fill=ink, font=font)
+        box = self.taken[-1]
+        self.things.append(Thing(box, ("text", colour)))
+        begins = [font.getlength(text[:place]) / self.scale for place in range(len(text) + 1)]
+        for character, begin, end in zip(text, begins, begins[1:], strict=False):
+            self.things.append(Thing((x + begin, box[1], x + end, box[3]), (character,)))
+        return box
+
+    def finish(self) -> Image.Image:
+        """The picture at its own size, perhaps with the marks of a camera or of JPEG."""
+        picture = self.image
+        if self.scale > 1:
+            soft = self.rng.random() < 0.5
+            picture = picture.resize(self.size, Image.Resampling.BICUBIC) if soft else picture.reduce(self.scale)
+        if self.rng.random() < 0.25:
+            kept = io.BytesIO()
+            picture.save(kept, "JPEG", quality=self.rng.randint(55, 95))
+            picture = Image.open(kept).convert("RGB")
+        return picture
+
+
+def make_ground(rng: random.Random, size: Size, colour: Colour | None = None) -> tuple[Image.Image, Colour]:
+    """A flat, graded or noisy background and its colour on the whole."""
+    free = colour is None
+    if colour is None:
+        base = rng.choice((rng.randint(0, 60), rng.randint(60, 200), rng.randint(200, 255)))
+        colour = jitter(rng, (base, base, base), rng.choice((4, 30)))
+        if rng.random() < 0.25:
+            colour = (255, 255, 255)
+    width, height = size
+    kind = rng.choice(("flat", "flat", "graded", "noisy"))
+    if kind == "flat":
+        return Image.new("RGB", size, colour), colour
+    generator = np.random.default_rng(rng.getrandbits(32))
+    paint = np.empty((height, width, 3), dtype=np.float32)
+    paint[:] = colour
+    if kind == "graded":
+        steep = 20 if free else 6
+        slope = generator.uniform(-steep, steep, size=(2, 3)).astype(np.float32)
+        down, across = (np.linspace(-1, 1, side, dtype=np.float32) for side in (height, width))
+        paint += down[:, None, None] * slope[0] + across[None, :, None] * slope[1]
+    else:
+        speckle = generator.standard_normal((height, width, rng.choice((1, 3))), dtype=np.float32)
+        paint += speckle * rng.uniform(3, 11)
+    return Image.fromarray(paint.clip(0, 255).astype(np.uint8)), colour
+
+
+def random_text(rng: random.Random, most: int = 6) -> str:
+    """Two to six capitals or digits."""
+    letters = string.ascii_uppercase if rng.random() < 0.6 else CHARACTERS
+    return "".join(rng.choice(letters) for _ in range(rng.randint(2, most)))

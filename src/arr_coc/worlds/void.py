@@ -1,0 +1,81 @@
+"""`void`: splatter, noise and flat fields with nothing to count, and text that is asked on such a ground."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from arr_coc.worlds.drawing import COLOURS, SHAPES, Canvas, Colour, distance, jitter, random_text
+from arr_coc.worlds.sampling import Question, Scene, Size, World, register_world
+from arr_coc.worlds.wording import put
+
+
+@register_world("void")
+class Void(World):
+    """Nothing to see, or only a text."""
+
+    kinds = ("void_count", "void_read")
+
+    def draw(self, rng: random.Random, size: Size, kind: str, varied: bool = False) -> Scene:
+        """A ground with no things; for `void_read` with one text."""
+        while True:
+            ground, colour = _make_void(rng, size)
+            canvas = Canvas(rng, size, ground, colour, varied)
+            if kind == "void_count":
+                shape, color = rng.choice(SHAPES), rng.choice(list(COLOURS))
+                asked = [
+                    Question("void_count", put(rng, "count_shape", shape=shape), "0"),
+                    Question("void_count", put(rng, "count_shape", shape=rng.choice(SHAPES)), "0"),
+                ]
+                if _is_neutral(colour) and color not in ("gray", "white", "black"):
+                    asked.append(Question("void_count", put(rng, "count_color", color=color), "0"))
+                return Scene(canvas.finish(), tuple(asked))
+            bright = [name for name, value in COLOURS.items() if distance(value, colour) > 130]
+            if not bright:
+                continue
+            color = rng.choice(bright)
+            text = random_text(rng, 6 if min(size) > 180 else 4)
+            box = canvas.add_text(text, color, COLOURS[color], rng.randint(26, 28 + min(size) // 12))
+            if box is not None:
+                question = put(rng, "read", color=color) if rng.random() < 0.8 else put(rng, "read_only")
+                return Scene(canvas.finish(), (Question("void_read", question, text, (box,)),), tuple(canvas.things))
+
+
+def _is_neutral(colour: Colour) -> bool:
+    return max(colour) - min(colour) < 12
+
+
+def _make_void(rng: random.Random, size: Size) -> tuple[Image.Image, Colour]:
+    """A flat field, noise, or splattered paint, and its colour on the whole."""
+    width, height = size
+    kind = rng.choice(("flat", "noise", "noise", "splatter"))
+    shade = rng.randint(0, 255)
+    colour = jitter(rng, (shade, shade, shade), 3) if rng.random() < 0.6 else jitter(rng, (shade, shade, shade), 60)
+    if kind == "flat":
+        return Image.new("RGB", size, colour), colour
+    generator = np.random.default_rng(rng.getrandbits(32))
+    if kind == "noise":
+        coarse = rng.choice((1, 1, 2, 4))
+        paint = np.empty((height // coarse + 1, width // coarse + 1, 3), dtype=np.float32)
+        paint[:] = colour
+        speckle = generator.standard_normal((*paint.shape[:2], rng.choice((1, 3))), dtype=np.float32)
+        paint += speckle * rng.uniform(12, 40)
+        small = Image.fromarray(paint.clip(0, 255).astype(np.uint8))
+        return small.resize((coarse * small.width, coarse * small.height)).crop((0, 0, width, height)), colour
+    image = Image.new("RGB", size, colour)
+    pen = ImageDraw.Draw(image)
+    for _ in range(rng.randint(15, 60)):
+        # strokes and torn blots near the ground's own colour: neither round nor regular
+        ink = jitter(rng, colour, 55)
+        x, y = rng.uniform(0, width), rng.uniform(0, height)
+        if rng.random() < 0.5:
+            reach = rng.uniform(10, min(size) / 2)
+            end = (x + rng.uniform(-reach, reach), y + rng.uniform(-reach, reach))
+            pen.line([(x, y), end], fill=ink, width=rng.randint(1, 5))
+        else:
+            spread = rng.uniform(4, min(size) / 7)
+            corners = [(x + rng.gauss(0, spread), y + rng.gauss(0, spread)) for _ in range(rng.randint(6, 11))]
+            pen.polygon(corners, fill=ink)
+    return image, colour

@@ -1,0 +1,224 @@
+"""Worlds: the same seed gives the same sample, answers are true, boxes lie where they should."""
+
+import itertools
+import random
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from arr_coc.cli import app
+from arr_coc.worlds import draw_scene, list_worlds, make_sample, open_world, split_seed
+from arr_coc.worlds.drawing import CHARACTERS, COLOURS, SHAPES, Canvas, distance, draw_shape, make_ground
+from arr_coc.worlds.sampling import register_world
+from arr_coc.worlds.scenes import Shape, _ask_counts, _ask_relations
+
+KINDS = [(world, kind) for world in list_worlds() for kind in open_world(world).kinds]
+
+
+def test_there_are_these_worlds_and_kinds():
+    assert list_worlds() == ["camouflage", "scenes", "void"]
+    assert {kind for _, kind in KINDS} == {
+        *("color", "count_shape", "count_color", "relation", "read", "unusual", "overview"),
+        *("camouflage", "void_count", "void_read"),
+    }
+
+
+@pytest.mark.parametrize(("world", "kind"), KINDS)
+def test_a_seed_gives_one_sample_of_the_kind_asked_for(world, kind):
+    for index in range(12):
+        seed = split_seed("validation", index)
+        sample, again = make_sample(world, seed, kind), make_sample(world, seed, kind)
+        assert np.array_equal(np.asarray(sample.picture), np.asarray(again.picture))
+        assert (sample.question, sample.answer, sample.boxes) == (again.question, again.answer, again.boxes)
+        assert (sample.kind, sample.world, sample.seed) == (kind, world, seed)
+        width, height = sample.picture.size
+        assert min(width, height) >= 128
+        assert max(width, height) <= 512
+        assert max(width, height) <= 2 * min(width, height)
+        assert all(0 <= left < right <= 1 and 0 <= top < bottom <= 1 for left, top, right, bottom in sample.boxes)
+    assert make_sample(world, 5, kind, (256, 160)).picture.size == (256, 160)
+
+
+@pytest.mark.parametrize(("world", "kind"), KINDS)
+def test_answers_have_their_form(world, kind):
+    colours, shapes = "|".join(COLOURS), "|".join(SHAPES)
+    form = {
+        "color": colours,
+        "count_shape": r"\d",
+        "count_color": r"\d",
+        "void_count": "0",
+        "relation": f"({colours}) ({shapes})",
+        "unusual": f"({colours}) ({shapes})",
+        "overview": f"({shapes})(, ({shapes})){{1,3}}",
+    }.get(kind, "[A-Z0-9]{2,6}")
+    for index in range(12):
+        sample = make_sample(world, split_seed("train", index), kind)
+        assert re.fullmatch(form, sample.answer), sample.answer
+        assert sample.question == sample.question.lower()
+        assert sample.question[-1] in "?."
+        if kind not in ("count_shape", "count_color", "void_count"):
+            assert sample.boxes
+
+
+def test_splits_never_meet():
+    ends = {"test": 10**8 - 1, "validation": 9 * 10**8 - 1, "train": 10**15 - 1}
+    ranges = {split: (split_seed(split, 0), split_seed(split, last)) for split, last in ends.items()}
+    in_order = sorted(ranges.values())
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(in_order))
+    with pytest.raises(ValueError, match="`index` must be at least 0 and below"):
+        split_seed("test", 10**8)
+    with pytest.raises(ValueError, match="`split` must be one of"):
+        split_seed("rest", 0)
+    first = [make_sample("scenes", split_seed(split, 0)).picture.tobytes() for split in ends]
+    assert len(set(first)) == 3
+
+
+def test_what_is_in_a_box_is_what_was_asked():
+    """The asked color is in the box of the asked shape, and what surrounds the box is something else."""
+    for index in range(20):
+        sample = make_sample("scenes", split_seed("validation", index), "color")
+        [(left, top, right, bottom)] = sample.boxes
+        width, height = sample.picture.size
+        inside = sample.picture.crop((left * width, top * height, right * width, bottom * height))
+        pixels = np.asarray(inside, dtype=float).reshape(-1, 3)
+        far = np.linalg.norm(pixels - np.array(COLOURS[sample.answer]), axis=1)
+        assert (far < 60).mean() > 0.15, (index, sample.answer)
+
+
+def box_of(x, y, radius=10):
+    return (x - radius, y - radius, x + radius, y + radius)
+
+
+def test_relations_are_asked_only_where_one_thing_is_clearly_on_that_side():
+    red, blue, green = (
+        Shape("circle", "red", 10, box_of(50, 50)),
+        Shape("star", "blue", 10, box_of(120, 52)),
+        Shape("ring", "green", 10, box_of(200, 49)),
+    )
+    asked = {q.text: q.answer for q in _ask_relations(FirstWording(), [red, blue, green])}
+    assert asked == {
+        "what is right of the blue star?": "green ring",
+        "what is left of the blue star?": "red circle",
+    }
+    twins = [red, Shape("circle", "red", 10, box_of(50, 200)), blue]
+    assert all("red circle" not in q.text for q in _ask_relations(FirstWording(), twins))
+    near = Shape("ring", "green", 10, box_of(58, 120))  # hardly to the right
+    assert {q.text for q in _ask_relations(FirstWording(), [red, near])} == {
+        "what is above the green ring?",
+        "what is below the red circle?",
+    }
+
+
+class FirstWording(random.Random):
+    """Always the plain wording."""
+
+    def random(self):
+        return 0.0
+
+
+def test_counts_are_counts():
+    shapes = [Shape("star", "red", 9, box_of(x, 50)) for x in (20, 60, 100)] + [
+        Shape("ring", "red", 9, box_of(150, 50))
+    ]
+    asked = {q.text: (q.answer, len(q.boxes)) for q in _ask_counts(FirstWording(), shapes, ["red", "blue"], {"blue"})}
+    assert asked["how many stars are there?"] == ("3", 3)
+    assert asked["how many rings are there?"] == ("1", 1)
+    assert asked["how many red things are there?"] == ("4", 4)
+    assert "how many blue things are there?" not in asked  # a text is blue
+    crosses = [Shape("cross", "red", 9, box_of(20, 50))]
+    assert any("crosses" in q.text for q in _ask_counts(FirstWording(), crosses, ["red"], set()))
+
+
+def test_an_overview_goes_from_large_to_small_and_one_thing_is_odd():
+    for index in range(20):
+        sample = make_sample("scenes", split_seed("validation", index), "overview")
+        width, height = sample.picture.size
+        areas = [(right - left) * width * (bottom - top) * height for left, top, right, bottom in sample.boxes]
+        assert areas == sorted(areas, reverse=True)
+        assert len(sample.boxes) == len(sample.answer.split(", "))
+        scene = draw_scene("scenes", split_seed("validation", index), "unusual")
+        [question] = scene.questions
+        names = [" ".join(reversed(thing.words)) for thing in scene.things]
+        assert names.count(question.answer) == 1
+        assert len(set(names)) == 2
+
+
+def test_camouflage_hardly_shows_and_the_red_box_does():
+    for index in range(10):
+        sample = make_sample("camouflage", split_seed("validation", index))
+        [(left, top, right, bottom)] = sample.boxes
+        pixels = np.asarray(sample.picture, dtype=float)
+        height, width, _ = pixels.shape
+        text = pixels[int(top * height) : int(bottom * height) + 1, int(left * width) : int(right * width) + 1]
+        assert text.std(axis=(0, 1)).max() < 40
+        redness = pixels[..., 0] - pixels[..., 1:].mean(axis=-1)
+        assert redness.max() > 100
+        assert (text[..., 0] - text[..., 1:].mean(axis=-1)).max() < 60
+
+
+def test_nothing_covers_anything():
+    rng = random.Random(0)
+    canvas = Canvas(rng, (256, 256), *make_ground(rng, (256, 256)))
+    boxes = [box for _ in range(30) if (box := canvas.add_shape("circle", "red", 14)) is not None]
+    assert len(boxes) > 8
+    for place, one in enumerate(boxes):
+        for other in boxes[:place]:
+            apart = one[2] < other[0] or other[2] < one[0] or one[3] < other[1] or other[3] < one[1]
+            assert apart
+    assert canvas.add_shape("circle", "red", 200) is None
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shapes_fill_their_boxes_and_differ(shape):
+    from PIL import ImageDraw
+
+    def drawn(name):
+        image = Image.new("L", (64, 64))
+        draw_shape(ImageDraw.Draw(image), name, 32, 32, 24, 255)
+        return np.asarray(image) > 0
+
+    own = drawn(shape)
+    rows, columns = own.any(axis=1).nonzero()[0], own.any(axis=0).nonzero()[0]
+    # a star does not reach its box on every side
+    assert min(np.ptp(rows), np.ptp(columns)) >= 40
+    assert all((own != drawn(other)).mean() > 0.03 for other in SHAPES if other != shape)
+
+
+def test_colours_can_be_told_apart():
+    names = list(COLOURS)
+    for place, one in enumerate(names):
+        for other in names[:place]:
+            assert distance(COLOURS[one], COLOURS[other]) > 70
+
+
+def test_characters_are_things_in_reading_order():
+    for index in range(10):
+        scene = draw_scene("scenes", split_seed("validation", index), "read")
+        [question] = [question for question in scene.questions if question.kind == "read"][:1]
+        [box] = question.boxes
+        inside = [thing for thing in scene.things if thing.words[0] in CHARACTERS and thing.box[1] == box[1]]
+        inside = [thing for thing in inside if box[0] - 4 <= thing.box[0] <= box[2]]
+        assert "".join(thing.words[0] for thing in sorted(inside, key=lambda one: one.box)) == question.answer
+
+
+def test_unknown_names_are_refused_with_the_known():
+    with pytest.raises(ValueError, match="no world is named 'mars'; there are camouflage, scenes, void"):
+        make_sample("mars", 0)
+    with pytest.raises(ValueError, match="void asks no 'color'; it asks void_count, void_read"):
+        make_sample("void", 0, "color")
+    with pytest.raises(ValueError, match="'void' is already registered"):
+        register_world("void")(type(open_world("void")))
+
+
+def test_the_command_draws_a_sheet(tmp_path):
+    out = tmp_path / "sheet.png"
+    result = CliRunner().invoke(app, ["world", "scenes", "--n", "5", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    with Image.open(out) as sheet:
+        assert sheet.size[0] > 1300
+    wrong = CliRunner().invoke(app, ["world", "mars", "--out", str(out)])
+    assert wrong.exit_code == 2
+    assert wrong.stderr == "error: no world is named 'mars'; there are camouflage, scenes, void\n"
