@@ -131,6 +131,23 @@ def draw_grid(rng: random.Random) -> tuple[int, int]:
             return rows, columns
 
 
+class Held(torch.utils.data.Dataset[dict[str, Any]]):
+    """Batches of one kind each, of a split that is never trained on."""
+
+    def __init__(self, batcher: Batcher, split: str, batches: int) -> None:
+        self.batcher, self.split = batcher, split
+        self.parts = [(number, only, part) for number, only in enumerate(MIX) for part in range(batches)]
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __getitem__(self, place: int) -> dict[str, Any]:
+        torch.set_num_threads(1)
+        number, only, part = self.parts[place]
+        rng = random.Random(f"{self.split} {number} {part}")
+        return {**self.batcher(self.split, 10**6 * number + 1000 * part, rng, only), "kind": only[1]}
+
+
 class Stream(torch.utils.data.IterableDataset[dict[str, Any]]):
     """Endless batches; each worker has seeds of its own."""
 

@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import json
 import math
+import queue
 import random
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +23,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 import typer
-from data import MIX, SEEN, Batcher, Stream
+from data import SEEN, Batcher, Held, Stream
 from fast import FastPath
 from parts import make_config, make_processor
 
@@ -69,24 +72,19 @@ class Trainer:
         return answer, F.binary_cross_entropy_with_logits(under, batch["seen"].float(), pos_weight=weight)
 
     @torch.no_grad()
-    def evaluate(self, batches: int, split: str = "validation") -> dict[str, float]:
-        """Share of exact answers by kind, on scenes that are never trained on."""
+    def evaluate(self, held: list[dict[str, Any]]) -> dict[str, float]:
+        """Share of exact answers by kind."""
         self.model.eval()
-        found = {}
-        for number, only in enumerate(MIX):
-            right, total = 0, 0
-            for part in range(batches):
-                rng = random.Random(f"{split} {number} {part}")
-                batch = self.to_device(self.batcher(split, 10**6 * number + 1000 * part, rng, only))
-                answers, _ = self.forward(batch)
-                asked = batch["labels"] != -100
-                wrong = torch.zeros_like(asked)
-                wrong[asked] = answers.argmax(dim=-1) != batch["labels"][asked]
-                right += int((~wrong.any(dim=1)).sum())
-                total += len(wrong)
-            found[only[1]] = round(right / total, 4)
+        right: dict[str, list[bool]] = {}
+        for batch in held:
+            batch = self.to_device(batch)
+            answers, _ = self.forward(batch)
+            asked = batch["labels"] != -100
+            wrong = torch.zeros_like(asked)
+            wrong[asked] = answers.argmax(dim=-1) != batch["labels"][asked]
+            right.setdefault(batch["kind"], []).extend((~wrong.any(dim=1)).tolist())
         self.model.train()
-        return found
+        return {kind: round(sum(found) / len(found), 4) for kind, found in right.items()}
 
     def save(self, out: Path) -> None:
         """Write the model in bf16 with its processor, in shards below 12 MB."""
@@ -103,6 +101,21 @@ class Trainer:
                 path.unlink()
             out.rmdir()
         aside.rename(out)
+
+
+def bring(trainer: Trainer, loader: Iterator[dict[str, Any]], ready: queue.Queue[dict[str, Any]]) -> None:
+    """Carry batches to the device while others are trained on."""
+    for batch in loader:
+        ready.put(trainer.to_device(batch))
+
+
+def fill(held: list[dict[str, Any]], dataset: Held, workers: int) -> None:
+    """Draw what is held out, meanwhile."""
+
+    def draw() -> None:
+        held.extend(torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=workers))
+
+    threading.Thread(target=draw, daemon=True).start()
 
 
 def check(trainer: Trainer) -> float:
@@ -155,6 +168,10 @@ def main(
             Stream(trainer.batcher, first), batch_size=None, num_workers=workers, prefetch_factor=3 if workers else None
         )
     )
+    held: list[dict[str, Any]] = []
+    fill(held, Held(Batcher(trainer.tokenizer, tokens // 4), "validation", 2), 2 if workers else 0)
+    ready: queue.Queue[dict[str, Any]] = queue.Queue(maxsize=6)
+    threading.Thread(target=bring, args=(trainer, loader, ready), daemon=True).start()
     decayed = [p for p in model.parameters() if p.ndim >= 2]
     others = [p for p in model.parameters() if p.ndim < 2] + [trainer.dense]
     optimizer = torch.optim.AdamW(
@@ -171,7 +188,7 @@ def main(
     while (done := (time.time() - trained_from) / seconds) < 1:
         if len(pool) < 32 or all(left == 0 for _, left in pool):
             wait = time.time()
-            pool.append([trainer.to_device(next(loader)), reuse])
+            pool.append([ready.get(), reuse])
             waited += time.time() - wait
         place = rng.randrange(len(pool))
         batch = pool[place][0]
@@ -196,11 +213,11 @@ def main(
             curve.append(entry)
             print(entry, f"waited {waited:.0f} s", flush=True)
         if time.time() - last > every:
-            curve.append({"step": step, "seconds": round(time.time() - begin), "exact": trainer.evaluate(1)})
+            curve.append({"step": step, "seconds": round(time.time() - begin), "exact": trainer.evaluate(held)})
             print(curve[-1], flush=True)
             trainer.save(out)
             last = time.time()
-    curve.append({"step": step, "seconds": round(time.time() - begin), "exact": trainer.evaluate(4)})
+    curve.append({"step": step, "seconds": round(time.time() - begin), "exact": trainer.evaluate(held)})
     print(curve[-1], flush=True)
     trainer.save(out)
     (out / "curve.json").write_text(json.dumps(curve, indent=0) + "\n")

@@ -46,8 +46,7 @@ def answer_samples(
             add_generation_prompt=True,
             tokenize=True,
             return_dict=True,
-            return_tensors="pt",
-            padding=True,
+            processor_kwargs={"padding": True, "return_tensors": "pt"},
         ).to(model.device)
         inputs["pixel_values"] = inputs["pixel_values"].to(model.dtype)
         if isinstance(selector, OracleSelector):

@@ -200,6 +200,8 @@ class ARRCOCQwen(nn.Module):
             base = recorded_base(selector, **hub)
             if not base:
                 raise ValueError(f"{selector} is no selector that records its base model; name one with `base`")
+        if dtype == "auto" and base == embedded_model() and device_map is None:
+            dtype = torch.float32  # small enough, and CPUs are slow in bf16
         of_base = {**hub, "revision": revision}
         placed = {} if device_map is None else {"device_map": device_map}
         attention = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
