@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from arr_coc.worlds import draw_scene, split_seed
@@ -19,33 +20,37 @@ CELL = 32
 SEEN = (*COLOURS, *SHAPES, "text", *CHARACTERS)
 # How often each kind of scene is drawn.
 MIX = {
-    ("scenes", "color"): 10,
-    ("scenes", "count_shape"): 12,
-    ("scenes", "count_color"): 10,
-    ("scenes", "relation"): 14,
-    ("scenes", "read"): 20,
-    ("scenes", "unusual"): 8,
-    ("scenes", "overview"): 10,
-    ("camouflage", "camouflage"): 8,
-    ("void", "void_count"): 3,
-    ("void", "void_read"): 5,
+    ("scenes", "color"): 7,
+    ("scenes", "count_shape"): 11,
+    ("scenes", "count_color"): 9,
+    ("scenes", "relation"): 12,
+    ("scenes", "read"): 18,
+    ("scenes", "unusual"): 10,
+    ("scenes", "overview"): 12,
+    ("camouflage", "camouflage"): 12,
+    ("void", "void_count"): 4,
+    ("void", "void_read"): 8,
 }
-QUESTIONS = 4
+QUESTIONS = 5
 
 
 def seen_words(scene: Scene, rows: int, columns: int) -> np.ndarray:
     """Which of `SEEN` lie under each token, `[N, W]`: half of the word's box, or a quarter of the token."""
     found = np.zeros((rows, columns, len(SEEN)), dtype=np.uint8)
     y, x = np.arange(rows) * CELL, np.arange(columns) * CELL
+    width, height = scene.picture.size
+    across_scale, down_scale = columns * CELL / width, rows * CELL / height
     for thing in scene.things:
-        left, top, right, bottom = thing.box
+        left, right = (side * across_scale for side in thing.box[::2])
+        top, bottom = (side * down_scale for side in thing.box[1::2])
         across = np.clip(np.minimum(x + CELL, right) - np.maximum(x, left), 0, None)
         down = np.clip(np.minimum(y + CELL, bottom) - np.maximum(y, top), 0, None)
         area = down[:, None] * across[None]  # [h, w]
         size = max(1.0, (right - left) * (bottom - top))
         under = (area >= 0.5 * size) | (area >= 0.25 * CELL * CELL)
-        if thing.words[0] in CHARACTERS and not under.any():  # a character on the border of tokens
-            under = area >= 0.3 * size
+        if not under.any():  # on the border of tokens
+            row, column = int((top + bottom) / 2 // CELL), int((left + right) / 2 // CELL)
+            under[min(rows - 1, max(0, row)), min(columns - 1, max(0, column))] = True
         for word in thing.words:
             found[:, :, SEEN.index(word)] |= under
     return found.reshape(rows * columns, -1)
@@ -71,21 +76,23 @@ class Batcher:
         self.encode = encode
 
     def __call__(
-        self, split: str, first: int, rng: random.Random, only: tuple[str, str] | None = None
+        self, split: str, first: int, rng: random.Random, only: tuple[str, str] | None = None, varied: bool = True
     ) -> dict[str, Any]:
-        """A batch of scenes of one size, from consecutive seeds."""
+        """A batch of scenes of one size, from consecutive seeds; half of them resized, as a processor would."""
         rows, columns = draw_grid(rng)
         count = min(512, max(32, self.tokens // (rows * columns)))
-        total = rows * columns
-        pictures = np.empty((count, rows * CELL, columns * CELL, 3), dtype=np.uint8)
+        total, size = rows * columns, (columns * CELL, rows * CELL)
+        pictures = np.empty((count, size[1], size[0], 3), dtype=np.uint8)
         seen = np.zeros((count, total, len(SEEN)), dtype=np.uint8)
         lines, kinds = [], []
         for place in range(count):
             world, kind = only or rng.choices(list(MIX), list(MIX.values()))[0]
-            scene = draw_scene(
-                world, split_seed(split, first + place), kind, (columns * CELL, rows * CELL), varied=True
-            )
-            pictures[place] = np.asarray(scene.picture)
+            off = (rng.randint(-15, 15), rng.randint(-15, 15)) if rng.random() < 0.5 else (0, 0)
+            drawn = (max(128, size[0] + off[0]), max(128, size[1] + off[1]))
+            scene = draw_scene(world, split_seed(split, first + place), kind, drawn, varied)
+            exact = scene.picture.size == size
+            picture = scene.picture if exact else scene.picture.resize(size, Image.Resampling.BICUBIC)
+            pictures[place] = np.asarray(picture)
             seen[place] = seen_words(scene, rows, columns)
             wanted = [question for question in scene.questions if question.kind == kind]
             others = [question for question in scene.questions if question.kind != kind]
@@ -94,8 +101,13 @@ class Batcher:
             asked = wanted[:1] if only else (wanted[:2] + others)[:QUESTIONS]
             kinds.append(kind)
             lines.append([self._turn(question.text, question.answer) for question in asked])
-        return {"pictures": torch.from_numpy(pictures), "seen": torch.from_numpy(seen), "kinds": kinds,
-                "grid": (rows, columns), **self._collate(lines)}  # fmt: skip
+        return {
+            "pictures": torch.from_numpy(pictures),
+            "seen": torch.from_numpy(seen),
+            "kinds": kinds,
+            "grid": (rows, columns),
+            **self._collate(lines),
+        }
 
     def _turn(self, question: str, answer: str) -> tuple[list[int], int]:
         """Ids from the end of the picture to the end of the answer, and where the answer begins."""
@@ -119,15 +131,17 @@ class Batcher:
                 turn[row, at:end] = number
                 within[row, at:end] = np.arange(len(turn_ids))
                 at = end
-        return {name: torch.from_numpy(value) for name, value in
-                (("ids", ids), ("labels", labels), ("turn", turn), ("within", within))}  # fmt: skip
+        where = (labels.ravel() != -100).nonzero()[0]
+        found = {"ids": ids, "labels": labels, "turn": turn, "within": within}
+        found |= {"where": where, "targets": labels.ravel()[where]}
+        return {name: torch.from_numpy(value) for name, value in found.items()}
 
 
 def draw_grid(rng: random.Random) -> tuple[int, int]:
-    """Rows and columns of tokens: 4 to 16, at most twice as long as wide, larger ones more often."""
+    """Rows and columns of tokens: 4 to 16, at most about twice as long as wide, larger ones more often."""
     while True:
         rows, columns = (min(16, 4 + int(13 * rng.random() ** 0.8)) for _ in range(2))
-        if max(rows, columns) <= 2 * min(rows, columns):
+        if max(rows, columns) <= 2.25 * min(rows, columns):
             return rows, columns
 
 
@@ -145,7 +159,8 @@ class Held(torch.utils.data.Dataset[dict[str, Any]]):
         torch.set_num_threads(1)
         number, only, part = self.parts[place]
         rng = random.Random(f"{self.split} {number} {part}")
-        return {**self.batcher(self.split, 10**6 * number + 1000 * part, rng, only), "kind": only[1]}
+        batch = self.batcher(self.split, 10**6 * number + 1000 * part, rng, only, varied=False)
+        return {**batch, "kind": only[1]}
 
 
 class Stream(torch.utils.data.IterableDataset[dict[str, Any]]):

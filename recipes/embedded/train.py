@@ -27,6 +27,8 @@ from data import SEEN, Batcher, Held, Stream
 from fast import FastPath
 from parts import make_config, make_processor
 
+from arr_coc.worlds.drawing import extra_fonts
+
 
 class Trainer:
     """Model, fast path, and the two losses."""
@@ -50,8 +52,11 @@ class Trainer:
         self.dense = torch.nn.Parameter(torch.tensor([0.0, -3.0], device=self.device))
 
     def to_device(self, batch: dict[str, Any]) -> dict[str, Any]:
+        pin = self.device.type == "cuda"
         return {
-            name: value.to(self.device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+            name: (value.pin_memory() if pin else value).to(self.device, non_blocking=True)
+            if isinstance(value, torch.Tensor)
+            else value
             for name, value in batch.items()
         }
 
@@ -61,15 +66,17 @@ class Trainer:
             tokens, levels = self.fast.encode(batch["pictures"], batch["grid"])
             hidden = self.fast.read(self.before, batch, tokens, levels)
             table = self.model.model.language_model.embed_tokens.weight
-            answers = F.linear(hidden[batch["labels"] != -100], table)
+            answers = F.linear(hidden.flatten(0, 1)[batch["where"]], table)
             under = F.linear(tokens, table[self.seen_ids])
         return answers.float(), under.float() * self.dense[0].exp() + self.dense[1]
 
     def losses(self, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the answers, and of the words under the tokens: a sum over both, by the number of words there are."""
         answers, under = self.forward(batch)
-        answer = F.cross_entropy(answers, batch["labels"][batch["labels"] != -100])
+        seen = batch["seen"].float()
         weight = torch.full((len(SEEN),), 4.0, device=self.device)
-        return answer, F.binary_cross_entropy_with_logits(under, batch["seen"].float(), pos_weight=weight)
+        dense = F.binary_cross_entropy_with_logits(under, seen, pos_weight=weight, reduction="sum")
+        return F.cross_entropy(answers, batch["targets"]), dense / (seen.sum() + len(seen))
 
     @torch.no_grad()
     def evaluate(self, held: list[dict[str, Any]]) -> dict[str, float]:
@@ -79,15 +86,15 @@ class Trainer:
         for batch in held:
             batch = self.to_device(batch)
             answers, _ = self.forward(batch)
-            asked = batch["labels"] != -100
-            wrong = torch.zeros_like(asked)
-            wrong[asked] = answers.argmax(dim=-1) != batch["labels"][asked]
+            wrong = torch.zeros_like(batch["labels"], dtype=torch.bool).flatten()
+            wrong[batch["where"]] = answers.argmax(dim=-1) != batch["targets"]
+            wrong = wrong.view_as(batch["labels"])
             right.setdefault(batch["kind"], []).extend((~wrong.any(dim=1)).tolist())
         self.model.train()
         return {kind: round(sum(found) / len(found), 4) for kind, found in right.items()}
 
-    def save(self, out: Path) -> None:
-        """Write the model in bf16 with its processor, in shards below 12 MB."""
+    def save(self, out: Path, curve: list[dict[str, Any]]) -> None:
+        """Write the model in bf16 with its processor, in shards below 12 MB, and the curve so far."""
         aside = out.with_name(f".{out.name}")
         model = transformers.Qwen3VLForConditionalGeneration(self.model.config).to(torch.bfloat16)
         model.load_state_dict({name: value.to(torch.bfloat16) for name, value in self.model.state_dict().items()})
@@ -96,6 +103,7 @@ class Trainer:
         )
         model.save_pretrained(aside, max_shard_size="11MB")
         self.processor.save_pretrained(aside)
+        (aside / "curve.json").write_text(json.dumps(curve, indent=0) + "\n")
         if out.exists():
             for path in out.iterdir():
                 path.unlink()
@@ -103,10 +111,30 @@ class Trainer:
         aside.rename(out)
 
 
-def bring(trainer: Trainer, loader: Iterator[dict[str, Any]], ready: queue.Queue[dict[str, Any]]) -> None:
-    """Carry batches to the device while others are trained on."""
-    for batch in loader:
-        ready.put(trainer.to_device(batch))
+def bring(trainer: Trainer, loader: Iterator[dict[str, Any]], ready: queue.Queue[Any]) -> None:
+    """Carry batches to the device while others are trained on; what goes wrong is carried too."""
+    cuda = trainer.device.type == "cuda"
+    stream = torch.cuda.Stream() if cuda else None
+    try:
+        for batch in loader:
+            if stream is None:
+                ready.put(trainer.to_device(batch))
+                continue
+            with torch.cuda.stream(stream):
+                carried = trainer.to_device(batch)
+            stream.synchronize()
+            ready.put(carried)
+    except Exception as error:
+        ready.put(error)
+
+
+def take(ready: queue.Queue[Any]) -> dict[str, Any]:
+    """The next batch, or an error instead of waiting for ever."""
+    found = ready.get(timeout=120)
+    if isinstance(found, Exception):
+        raise RuntimeError("no more batches") from found
+    batch: dict[str, Any] = found
+    return batch
 
 
 def fill(held: list[dict[str, Any]], dataset: Held, workers: int) -> None:
@@ -150,7 +178,7 @@ def main(
     rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 1.5e-3,
     tokens: Annotated[int, typer.Option(help="Visual tokens of a batch.")] = 36864,
     workers: Annotated[int, typer.Option(help="Processes that draw.")] = 15,
-    reuse: Annotated[int, typer.Option(help="How often a batch is used.")] = 3,
+    reuse: Annotated[int, typer.Option(help="How often a batch is used.")] = 2,
     every: Annotated[float, typer.Option(help="Seconds between evaluations.")] = 120,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda" if torch.cuda.is_available() else "cpu",
     compiled: Annotated[bool, typer.Option(help="Compile the blocks.")] = True,
@@ -160,6 +188,9 @@ def main(
     model = trainer.model
     out.parent.mkdir(parents=True, exist_ok=True)
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} million parameters", flush=True)
+    print(f"{len(extra_fonts())} fonts beside Pillow's own, transformers {transformers.__version__}", flush=True)
+    if device == "cuda" and not extra_fonts():
+        raise typer.BadParameter("matplotlib is not installed; its fonts are needed for variety")
     if device == "cpu":
         print(f"fast path differs from the model by {check(trainer):.1e}", flush=True)
     first = seed * 10**12  # a run that goes on has a seed of its own, and sees other pictures
@@ -170,7 +201,7 @@ def main(
     )
     held: list[dict[str, Any]] = []
     fill(held, Held(Batcher(trainer.tokenizer, tokens // 4), "validation", 2), 2 if workers else 0)
-    ready: queue.Queue[dict[str, Any]] = queue.Queue(maxsize=6)
+    ready: queue.Queue[Any] = queue.Queue(maxsize=6)
     threading.Thread(target=bring, args=(trainer, loader, ready), daemon=True).start()
     decayed = [p for p in model.parameters() if p.ndim >= 2]
     others = [p for p in model.parameters() if p.ndim < 2] + [trainer.dense]
@@ -188,7 +219,7 @@ def main(
     while (done := (time.time() - trained_from) / seconds) < 1:
         if len(pool) < 32 or all(left == 0 for _, left in pool):
             wait = time.time()
-            pool.append([ready.get(), reuse])
+            pool.append([take(ready), reuse])
             waited += time.time() - wait
         place = rng.randrange(len(pool))
         batch = pool[place][0]
@@ -200,7 +231,7 @@ def main(
             group["lr"] = rate * warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done)))
         answer, dense = trainer.losses(batch)
         optimizer.zero_grad(set_to_none=True)
-        (answer + 5 * dense).backward()
+        (answer + 0.15 * dense).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         recent.append(torch.stack([answer.detach(), dense.detach()]))
@@ -215,12 +246,11 @@ def main(
         if time.time() - last > every:
             curve.append({"step": step, "seconds": round(time.time() - begin), "exact": trainer.evaluate(held)})
             print(curve[-1], flush=True)
-            trainer.save(out)
+            trainer.save(out, curve)
             last = time.time()
     curve.append({"step": step, "seconds": round(time.time() - begin), "exact": trainer.evaluate(held)})
     print(curve[-1], flush=True)
-    trainer.save(out)
-    (out / "curve.json").write_text(json.dumps(curve, indent=0) + "\n")
+    trainer.save(out, curve)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class Camouflage(World):
             x, y = (value * canvas.scale for value in found)
             corners = [x, y, x + width * canvas.scale, y + height * canvas.scale]
             canvas.pen.rectangle(corners, fill=jitter(rng, COLOURS["red"]))
-            canvas.things.append(Thing(canvas.taken[-1], ("red", "square")))
+            canvas.things.append(Thing(canvas.taken[-1], ("red",)))
             question = put(rng, "read", color="gray") if rng.random() < 0.8 else put(rng, "read_only")
             asked = (Question("camouflage", question, text, (box,)),)
             return Scene(canvas.finish(), asked, tuple(canvas.things))

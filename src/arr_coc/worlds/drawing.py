@@ -22,7 +22,7 @@ COLOURS: dict[str, Colour] = {
     "green": (35, 160, 55),
     "blue": (45, 75, 220),
     "yellow": (235, 215, 40),
-    "purple": (140, 50, 175),
+    "purple": (144, 42, 186),
     "orange": (242, 135, 25),
     "cyan": (40, 200, 215),
     "pink": (245, 130, 185),
@@ -37,7 +37,8 @@ _EXTRA_FONTS = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSansMono", "DejaVuSerif"
 
 
 @cache
-def _extra_fonts() -> tuple[str, ...]:
+def extra_fonts() -> tuple[str, ...]:
+    """Files of the fonts that matplotlib brings."""
     found = importlib.util.find_spec("matplotlib")
     if found is None or found.origin is None:
         return ()
@@ -52,8 +53,8 @@ def _load_font(name: str, size: int) -> ImageFont.FreeTypeFont | ImageFont.Image
 
 def choose_font(rng: random.Random, size: int, varied: bool) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     """Pillow's own font, or, where variety is wanted, one of DejaVu's if matplotlib is installed."""
-    names = ("", "", *_extra_fonts()) if varied else ("",)
-    return _load_font(rng.choice(names), size)
+    extra = extra_fonts() if varied else ()
+    return _load_font(rng.choice(extra) if extra and rng.random() < 0.5 else "", size)
 
 
 def jitter(rng: random.Random, colour: Colour, amount: int = 16) -> Colour:
@@ -62,13 +63,26 @@ def jitter(rng: random.Random, colour: Colour, amount: int = 16) -> Colour:
     return red, green, blue
 
 
-def jitter_named(rng: random.Random, name: str) -> Colour:
-    """A colour that still deserves its name; grays, white and black stay neutral."""
-    if name in ("gray", "white", "black"):
-        shift = rng.randint(-12, 10)
-        red, green, blue = (min(255, max(0, value + shift)) for value in COLOURS[name])
-        return red, green, blue
-    return jitter(rng, COLOURS[name])
+def jitter_named(rng: random.Random, name: str, ground: Colour | None = None) -> Colour:
+    """A colour that clearly deserves its name and stands out from a ground; grays, white and black stay neutral."""
+    for _ in range(40):
+        if name in ("gray", "white", "black"):
+            low, high = {"gray": (-28, 28), "white": (-22, 10), "black": (-18, 28)}[name]
+            shift = rng.randint(low, high)
+            red, green, blue = (min(255, max(0, value + shift)) for value in COLOURS[name])
+            found: Colour = (red, green, blue)
+        else:
+            found = jitter(rng, COLOURS[name], 36)
+        others = min(distance(found, colour) for other, colour in COLOURS.items() if other != name)
+        clear = distance(found, COLOURS[name]) < 0.5 * others
+        if clear and (ground is None or distance(found, ground) > 65):
+            return found
+    return COLOURS[name]
+
+
+def lightness(colour: Colour) -> float:
+    """How bright a colour looks, 0 to 255."""
+    return 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2]
 
 
 def distance(one: Colour, other: Colour) -> float:
@@ -153,7 +167,7 @@ class Canvas:
         if found is None:
             return None
         x, y = found[0] + radius, found[1] + radius
-        ink = jitter_named(self.rng, colour)
+        ink = jitter_named(self.rng, colour, self.ground_colour)
         draw_shape(self.pen, shape, x * self.scale, y * self.scale, radius * self.scale, ink)
         box = self.taken[-1]
         self.things.append(Thing(box, (shape, colour)))
@@ -188,6 +202,18 @@ class Canvas:
         return picture
 
 
+@cache
+def _noise_table() -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(2**20, dtype=np.float32)
+
+
+def make_noise(generator: np.random.Generator, size: tuple[int, int], channels: int) -> np.ndarray:
+    """Normal noise `[H, W, channels]`, cut from a table: drawing it anew takes most of a picture's time."""
+    count = size[0] * size[1] * channels
+    begin = int(generator.integers(0, 2**20))
+    return np.take(_noise_table(), np.arange(begin, begin + count), mode="wrap").reshape(*size, channels)
+
+
 def make_ground(rng: random.Random, size: Size, colour: Colour | None = None) -> tuple[Image.Image, Colour]:
     """A flat, graded or noisy background and its colour on the whole."""
     free = colour is None
@@ -209,8 +235,7 @@ def make_ground(rng: random.Random, size: Size, colour: Colour | None = None) ->
         down, across = (np.linspace(-1, 1, side, dtype=np.float32) for side in (height, width))
         paint += down[:, None, None] * slope[0] + across[None, :, None] * slope[1]
     else:
-        speckle = generator.standard_normal((height, width, rng.choice((1, 3))), dtype=np.float32)
-        paint += speckle * rng.uniform(3, 11)
+        paint += make_noise(generator, (height, width), rng.choice((1, 3))) * rng.uniform(3, 11)
     return Image.fromarray(paint.clip(0, 255).astype(np.uint8)), colour
 
 

@@ -176,7 +176,7 @@ def make_sample(
     >>> from arr_coc.worlds import make_sample
     >>> sample = make_sample("scenes", 1, kind="color")
     >>> sample.question, sample.answer
-    ('what color is the triangle?', 'green')
+    ('what color is the circle?', 'orange')
 
     ```
     """

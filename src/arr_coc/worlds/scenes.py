@@ -5,7 +5,16 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from arr_coc.worlds.drawing import COLOURS, SHAPES, Canvas, distance, make_ground, random_text
+from arr_coc.worlds.drawing import (
+    COLOURS,
+    SHAPES,
+    Canvas,
+    distance,
+    jitter_named,
+    lightness,
+    make_ground,
+    random_text,
+)
 from arr_coc.worlds.sampling import Box, Question, Scene, Size, World, register_world
 from arr_coc.worlds.wording import put
 
@@ -39,21 +48,25 @@ class Scenes(World):
         while True:
             canvas = Canvas(rng, size, *make_ground(rng, size), varied)
             colours = visible_colours(canvas.ground_colour)
+            texts: list[tuple[str, str, Box]] = []
+            favourite = (rng.choice(SHAPES), rng.choice(colours))
             if kind == "unusual":
                 shapes, odd = _draw_odd(canvas, rng, colours)
                 questions = [] if odd is None else [_ask_unusual(rng, shapes, odd)]
+                shapes = shapes if odd is None else [*shapes, odd]
             elif kind == "overview":
                 shapes = _draw_sizes(canvas, rng, colours)
                 questions = _ask_overview(rng, shapes)
             else:
                 texts = _draw_texts(canvas, rng, colours, least=1 if kind == "read" else 0)
-                shapes = _draw_shapes(canvas, rng, colours, kind)
-                questions = [
-                    *_ask_color(rng, shapes),
-                    *_ask_counts(rng, shapes, colours, {color for color, _, _ in texts}),
-                    *_ask_relations(rng, shapes),
-                    *_ask_read(rng, texts),
-                ]
+                shapes = _draw_shapes(canvas, rng, colours, kind, favourite)
+                questions = []
+            questions += [
+                *_ask_color(rng, shapes),
+                *_ask_counts(rng, shapes, colours, {color for color, _, _ in texts}, favourite),
+                *_ask_relations(rng, shapes),
+                *_ask_read(rng, texts),
+            ]
             if any(question.kind == kind for question in questions):
                 return Scene(canvas.finish(), tuple(questions), tuple(canvas.things))
 
@@ -67,7 +80,9 @@ def _draw_texts(canvas: Canvas, rng: random.Random, colours: list[str], least: i
     texts = []
     for color in rng.sample(colours, rng.randint(least, max(least, min(3, min(canvas.size) // 90)))):
         most = 6 if min(canvas.size) > 180 else 4
-        ink = COLOURS[color]
+        ink = jitter_named(rng, color, canvas.ground_colour)
+        if abs(lightness(ink) - lightness(canvas.ground_colour)) < 30:  # JPEG keeps little of color alone
+            continue
         text = random_text(rng, most)
         box = canvas.add_text(text, color, ink, rng.randint(20, 20 + min(canvas.size) // 14))
         if box is not None:
@@ -75,16 +90,26 @@ def _draw_texts(canvas: Canvas, rng: random.Random, colours: list[str], least: i
     return texts
 
 
-def _draw_shapes(canvas: Canvas, rng: random.Random, colours: list[str], kind: str) -> list[Shape]:
+def _draw_shapes(
+    canvas: Canvas, rng: random.Random, colours: list[str], kind: str, favourite: tuple[str, str]
+) -> list[Shape]:
+    """Any shapes; where they will be counted, as many of one shape or colour as of none, and some others."""
     room = canvas.size[0] * canvas.size[1] / 128**2  # 1 to 16
     most = int(min(9, 2 + 2 * room**0.7))
     count = rng.randint(2 if kind == "relation" else 1, 4 if kind == "relation" else most)
-    favourite_shape, favourite_color = rng.choice(SHAPES), rng.choice(colours)
-    together = kind in ("count_shape", "count_color") and rng.random() < 0.6
+    wanted = [(rng.choice(SHAPES), rng.choice(colours)) for _ in range(count)]
+    if kind in ("count_shape", "count_color"):
+        alike = rng.randint(0, min(7, most))
+        place = 0 if kind == "count_shape" else 1
+        others = [one for one in wanted if one[place] != favourite[place]][: rng.randint(0, 3)]
+        fixed = [
+            (favourite[0], rng.choice(colours)) if place == 0 else (rng.choice(SHAPES), favourite[1])
+            for _ in range(alike)
+        ]
+        wanted = fixed + others
+        rng.shuffle(wanted)
     shapes = []
-    for _ in range(count):
-        shape = favourite_shape if together and kind == "count_shape" and rng.random() < 0.7 else rng.choice(SHAPES)
-        color = favourite_color if together and kind == "count_color" and rng.random() < 0.7 else rng.choice(colours)
+    for shape, color in wanted:
         radius = _radius(rng, canvas.size)
         box = canvas.add_shape(shape, color, radius)
         if box is not None:
@@ -136,21 +161,23 @@ def _ask_color(rng: random.Random, shapes: list[Shape]) -> list[Question]:
     ]
 
 
-def _ask_counts(rng: random.Random, shapes: list[Shape], colours: list[str], written: set[str]) -> list[Question]:
-    """Counts of shapes and of colours, also of some that are not there; a text is no thing."""
+def _ask_counts(
+    rng: random.Random, shapes: list[Shape], colours: list[str], written: set[str], favourite: tuple[str, str]
+) -> list[Question]:
+    """Counts of a shape and a colour that were drawn on purpose, and of another of each; a text is no thing."""
     questions = []
-    for shape in {one.shape for one in shapes} | {rng.choice(SHAPES)}:
+    for shape in dict.fromkeys((favourite[0], rng.choice(SHAPES))):
         boxes = tuple(one.box for one in shapes if one.shape == shape)
         questions.append(Question("count_shape", put(rng, "count_shape", shape=shape), str(len(boxes)), boxes))
-    for color in {one.color for one in shapes} | {rng.choice(colours)}:
+    for color in dict.fromkeys((favourite[1], rng.choice(colours))):
         if color not in written:
             boxes = tuple(one.box for one in shapes if one.color == color)
             questions.append(Question("count_color", put(rng, "count_color", color=color), str(len(boxes)), boxes))
-    return sorted(questions, key=lambda question: question.text)
+    return questions
 
 
 def _ask_relations(rng: random.Random, shapes: list[Shape]) -> list[Question]:
-    """What is beside a shape, if exactly one thing is on that side and no other is nearly."""
+    """What is beside a shape, if exactly one shape is on that side, more so than on another, and no other nearly."""
     questions = []
     for one in shapes:
         if sum((other.shape, other.color) == (one.shape, one.color) for other in shapes) > 1:
@@ -168,11 +195,17 @@ def _ask_relations(rng: random.Random, shapes: list[Shape]) -> list[Question]:
                     clear.append(other)
                 elif sign * (centre - middle) > -4:
                     doubtful += 1
-            if len(clear) == 1 and not doubtful:
+            if len(clear) == 1 and not doubtful and _most_apart(one, clear[0]) == axis:
                 text = put(rng, "relation", side=side, color=one.color, shape=one.shape)
                 answer = f"{clear[0].color} {clear[0].shape}"
                 questions.append(Question("relation", text, answer, (one.box, clear[0].box)))
     return questions
+
+
+def _most_apart(one: Shape, other: Shape) -> int:
+    """The axis along which two shapes are farther apart: 0 is across, 1 is down."""
+    across, down = (abs(one.box[axis] + one.box[axis + 2] - other.box[axis] - other.box[axis + 2]) for axis in (0, 1))
+    return 0 if across >= down else 1
 
 
 def _ask_read(rng: random.Random, texts: list[tuple[str, str, Box]]) -> list[Question]:

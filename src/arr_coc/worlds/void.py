@@ -7,7 +7,17 @@ import random
 import numpy as np
 from PIL import Image, ImageDraw
 
-from arr_coc.worlds.drawing import COLOURS, SHAPES, Canvas, Colour, distance, jitter, random_text
+from arr_coc.worlds.drawing import (
+    COLOURS,
+    SHAPES,
+    Canvas,
+    Colour,
+    distance,
+    jitter,
+    lightness,
+    make_noise,
+    random_text,
+)
 from arr_coc.worlds.sampling import Question, Scene, Size, World, register_world
 from arr_coc.worlds.wording import put
 
@@ -24,15 +34,9 @@ class Void(World):
             ground, colour = _make_void(rng, size)
             canvas = Canvas(rng, size, ground, colour, varied)
             if kind == "void_count":
-                shape, color = rng.choice(SHAPES), rng.choice(list(COLOURS))
-                asked = [
-                    Question("void_count", put(rng, "count_shape", shape=shape), "0"),
-                    Question("void_count", put(rng, "count_shape", shape=rng.choice(SHAPES)), "0"),
-                ]
-                if _is_neutral(colour) and color not in ("gray", "white", "black"):
-                    asked.append(Question("void_count", put(rng, "count_color", color=color), "0"))
-                return Scene(canvas.finish(), tuple(asked))
+                return self._nothing_to_count(rng, canvas)
             bright = [name for name, value in COLOURS.items() if distance(value, colour) > 130]
+            bright = [name for name in bright if abs(lightness(COLOURS[name]) - lightness(colour)) > 40]
             if not bright:
                 continue
             color = rng.choice(bright)
@@ -41,6 +45,25 @@ class Void(World):
             if box is not None:
                 question = put(rng, "read", color=color) if rng.random() < 0.8 else put(rng, "read_only")
                 return Scene(canvas.finish(), (Question("void_read", question, text, (box,)),), tuple(canvas.things))
+
+    @staticmethod
+    def _nothing_to_count(rng: random.Random, canvas: Canvas) -> Scene:
+        """Mostly nothing; sometimes a few shapes after all, lest the ground alone gives the answer away."""
+        shape, other = rng.sample(SHAPES, 2)
+        boxes = []
+        bright = [name for name, value in COLOURS.items() if distance(value, canvas.ground_colour) > 130]
+        if bright and rng.random() < 0.3:
+            for _ in range(rng.randint(1, 3)):
+                box = canvas.add_shape(shape, rng.choice(bright), rng.uniform(14, max(16, min(canvas.size) * 0.12)))
+                boxes += [] if box is None else [box]
+        asked = [
+            Question("void_count", put(rng, "count_shape", shape=shape), str(len(boxes)), tuple(boxes)),
+            Question("void_count", put(rng, "count_shape", shape=other), "0"),
+        ]
+        color = rng.choice(list(COLOURS))
+        if not boxes and _is_neutral(canvas.ground_colour) and color not in ("gray", "white", "black"):
+            asked.append(Question("void_count", put(rng, "count_color", color=color), "0"))
+        return Scene(canvas.finish(), tuple(asked), tuple(canvas.things))
 
 
 def _is_neutral(colour: Colour) -> bool:
@@ -60,8 +83,7 @@ def _make_void(rng: random.Random, size: Size) -> tuple[Image.Image, Colour]:
         coarse = rng.choice((1, 1, 2, 4))
         paint = np.empty((height // coarse + 1, width // coarse + 1, 3), dtype=np.float32)
         paint[:] = colour
-        speckle = generator.standard_normal((*paint.shape[:2], rng.choice((1, 3))), dtype=np.float32)
-        paint += speckle * rng.uniform(12, 40)
+        paint += make_noise(generator, paint.shape[:2], rng.choice((1, 3))) * rng.uniform(12, 40)
         small = Image.fromarray(paint.clip(0, 255).astype(np.uint8))
         return small.resize((coarse * small.width, coarse * small.height)).crop((0, 0, width, height)), colour
     image = Image.new("RGB", size, colour)

@@ -1,0 +1,81 @@
+"""Put a trained model into the package, with its card.
+
+python recipes/embedded/ship.py runs/embedded --figures recipes/embedded/figures.json
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+TARGET = Path(__file__).parents[2] / "src" / "arr_coc" / "assets" / "embedded"
+MOST_BYTES, MOST_SHARD = 24_000_000, 12_000_000
+NAMES = {
+    "color": "what color is the {shape}?",
+    "count_shape": "how many {shape}s are there?",
+    "count_color": "how many {color} things are there?",
+    "relation": "what is left of the {color} {shape}?",
+    "read": "what does the {color} text say?",
+    "unusual": "what is unusual?",
+    "overview": "what is in the picture?",
+    "camouflage": "gray text on gray, beside a red box",
+    "void_count": "counts on noise, splatter, flat fields",
+    "void_read": "text on noise, splatter, flat fields",
+}
+CARD = """---
+license: apache-2.0
+library_name: transformers
+pipeline_tag: image-text-to-text
+---
+# The embedded model of arr-coc
+
+A Qwen3-VL of {millions:.1f} million parameters, trained from scratch on drawn scenes
+(`recipes/embedded` makes it again). It stands for a frozen vision-language model: it never saw a pruned prompt.
+
+What it can answer: questions about drawn pictures of 128 to 512 pixels a side, in the grammar below. What it cannot:
+photographs, pages, small print, lower-case text, anything else; it answers all the same, and the answer means nothing.
+
+Exact answers on {samples} held-out samples a kind:
+
+| question | {columns} |
+|---|{rules}|
+{rows}
+
+"random" and "oracle" keep a quarter of the tokens: at random, and those under what is asked; "downsample" reads a
+smaller picture of as many tokens.
+"""
+
+
+def main(
+    model: Annotated[Path, typer.Argument(help="Directory of the trained model.")],
+    figures: Annotated[Path, typer.Option(help="What recipes/embedded/check.py wrote.")],
+) -> None:
+    found = json.loads(figures.read_text())
+    files = [path for path in sorted(model.iterdir()) if path.name != "curve.json"]
+    sizes = [path.stat().st_size for path in files]
+    if max(sizes) > MOST_SHARD or sum(sizes) > MOST_BYTES:
+        raise typer.BadParameter(f"{sum(sizes):,} bytes, the largest file {max(sizes):,}: too large to ship")
+    columns = list(dict.fromkeys(name for row in found["exact"].values() for name in row))
+    rows = []
+    for kind, text in NAMES.items():
+        values = [found["exact"][kind].get(name) for name in columns]
+        rows.append(f"| {text} | " + " | ".join("" if value is None else f"{value:.3f}" for value in values) + " |")
+    parameters = sum(size for path, size in zip(files, sizes, strict=True) if path.suffix == ".safetensors") / 2
+    card = CARD.format(
+        millions=parameters / 1e6, samples=found["samples"], columns=" | ".join(columns), rules="---|" * len(columns),
+        rows="\n".join(rows),
+    )  # fmt: skip
+    shutil.rmtree(TARGET, ignore_errors=True)
+    TARGET.mkdir(parents=True)
+    for path in files:
+        shutil.copy(path, TARGET / path.name)
+    (TARGET / "README.md").write_text(card.replace("---||", "---|"))
+    print(f"{sum(sizes) / 1e6:.1f} MB in {TARGET}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
