@@ -421,3 +421,14 @@ def test_mistakes_in_ask_are_one_line(pictures, checkpoint, arguments, says, mon
 def test_verbose_says_what_can_be_asked(pictures, checkpoint):
     result = ask(checkpoint, pictures / "scene.png", QUESTION, "-v")
     assert f"what {checkpoint} can be asked is in its own model card" in result.stderr
+
+
+def test_look_with_a_model_uses_its_tokens_and_words(pictures, checkpoint):
+    facts = look_json(pictures / "scene.png", QUESTION, "--model", checkpoint, "--out", "sheet.png")
+    assert facts["tokens"] == {"full": 256, "used": 64}  # its processor reads at most 128x128 pixels
+    assert facts["grid"] == [16, 16]
+    assert "".join(facts["known_words"]).replace(" ", "") == QUESTION.replace(" ", "")
+    assert str(checkpoint) in facts["notes"][0]
+    assert "resized from 320x320 to 128x128" in facts["notes"][1]
+    with Image.open("sheet.png") as sheet:
+        assert sheet.size[0] > 1000

@@ -12,7 +12,7 @@ from PIL import Image
 
 from arr_coc import ARRCOCQwen, create_selector
 from arr_coc.evaluating import answer_samples, exact_match
-from arr_coc.models.loading import embedded_model
+from arr_coc.saving import embedded_model
 from arr_coc.worlds import Sample, list_worlds, make_sample, open_world, split_seed
 
 pytestmark = pytest.mark.skipif(embedded_model() is None, reason="this build carries no embedded model yet")

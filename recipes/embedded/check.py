@@ -16,7 +16,8 @@ from PIL import Image
 
 from arr_coc import create_selector, load_processor
 from arr_coc.evaluating import answer_samples, exact_match
-from arr_coc.models.loading import embedded_model, load_model
+from arr_coc.models.loading import load_model
+from arr_coc.saving import embedded_model
 from arr_coc.worlds import Sample, list_worlds, make_sample, open_world, split_seed
 
 # Least share of exact answers with all tokens.

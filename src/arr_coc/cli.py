@@ -71,6 +71,9 @@ def look(
     ] = None,
     channels: Annotated[str, typer.Option(help="Texture channels: core (13) or full (40).")] = "full",
     budget: Annotated[str, typer.Option(help="Tokens to keep: a number, a ratio in (0, 1], or auto.")] = "0.25",
+    model: Annotated[
+        str | None, typer.Option(help="Directory or Hub id of a model to look with. [default: see the sheet's foot]")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Draw where a question makes the system look: channels, scores, relevance and the kept tokens."""
@@ -81,7 +84,7 @@ def look(
         # torch is imported only now, so that help and usage errors come at once
         from arr_coc.commands.look import look as run
 
-        facts = run(image, question, channels, wanted, out)
+        facts = run(image, question, channels, wanted, out, model)
     if as_json:
         typer.echo(json.dumps(facts))
     else:
@@ -161,7 +164,7 @@ def _print_look(facts: dict[str, Any]) -> None:
     table.add_row("weights", ", ".join(f"{name} {value:.2f}" for name, value in facts["weights"].items()))
     table.add_row("tensions", ", ".join(f"{name} {value:.2f}" for name, value in facts["tensions"].items()))
     known = ", ".join(facts["known_words"]) or "none: nothing pulls"
-    table.add_row("words", f"{known} (those the stand-in knows)")
+    table.add_row("words", f"{known} (those that are known)")
     for note in facts["notes"]:
         table.add_row("note", note)
     console.print(table)

@@ -108,6 +108,12 @@ class PretrainedModule(nn.Module):
         return str(commit.commit_url)
 
 
+def embedded_model() -> str | None:
+    """The directory of the model that comes with the package, if this build carries one."""
+    directory = Path(__file__).parent / "assets" / "embedded"
+    return str(directory) if (directory / CONFIG_NAME).is_file() else None
+
+
 def find_file(directory_or_id: str | Path, name: str, hub: dict[str, Any]) -> Path:
     """Path of a selector's file, in a directory or fetched from the Hub."""
     if Path(directory_or_id).is_dir():

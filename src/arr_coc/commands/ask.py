@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import transformers
 from PIL import Image
 
 from arr_coc.balancing import SCORES, TENSIONS
 from arr_coc.commands.look import rounded
 from arr_coc.config import Budget
 from arr_coc.models.answering import Answer, ARRCOCQwen
-from arr_coc.models.loading import SCOPE, embedded_model
+from arr_coc.models.loading import SCOPE, quiet_loading
 from arr_coc.models.messages import open_shown
+from arr_coc.saving import embedded_model
 from arr_coc.selecting import selector_name
 from arr_coc.sheet import check_target, save_image, show_kept
 
@@ -34,9 +34,7 @@ def ask(
         if overlay.exists() and path.exists() and overlay.samefile(path):
             raise ValueError(f"{overlay} is the picture itself; give another --overlay")
     picture = open_shown(str(path))
-    quiet: Any = transformers.utils.logging
-    quiet.disable_progress_bar()
-    quiet.set_verbosity_error()
+    quiet_loading()
     vlm = ARRCOCQwen.from_pretrained(model, selector)
     answer = vlm.answer(picture, question, budget=budget, mode=mode)  # type: ignore[arg-type]  # checked there
     if overlay is not None:

@@ -2,60 +2,126 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from PIL import Image
+from torch import Tensor
 
 from arr_coc import standin
 from arr_coc.balancing import SCORES, TENSIONS
-from arr_coc.config import ARRCOCConfig, Budget
+from arr_coc.config import ARRCOCConfig, Budget, Grid
 from arr_coc.layer import ARRCOCLayer
 from arr_coc.pictures import fit_to_cells, open_picture, to_tensor
+from arr_coc.saving import embedded_model
 from arr_coc.sheet import check_target, draw_sheet, save_image
 from arr_coc.texture import generate_texture_array
 
 
-def look(path: Path, question: str, channels: str, budget: Budget, out: Path | None) -> dict[str, Any]:
+class Seen(NamedTuple):
+    """What a source of embeddings makes of a picture and a question.
+
+    Args:
+        tokens (`Tensor` of shape `[1, N, D]`), words (`Tensor` of shape `[1, Q, D]`): in one space.
+        grid (`Grid`): of the tokens.
+        picture (`Tensor` of shape `[1, 3, H, W]`), image (`PIL.Image.Image`): the picture, in whole tokens.
+        config (`ARRCOCConfig`): of a layer that fits.
+        source (`str`): where tokens and words are from.
+        known (`list[str]`): words that mean something there.
+    """
+
+    tokens: Tensor
+    words: Tensor
+    grid: Grid
+    picture: Tensor
+    image: Image.Image
+    config: ARRCOCConfig
+    source: str
+    known: list[str]
+
+
+def look(
+    path: Path, question: str, channels: str, budget: Budget, out: Path | None, model: str | None = None
+) -> dict[str, Any]:
     """Look at a picture and draw the sheet; returns what the command prints."""
-    words = standin.split_words(question)
+    standin.split_words(question)  # refuses an empty one before anything is opened
     if str(path).startswith(("http:", "https:")):
         raise ValueError(f"{path} is an address; only files are read, so download it first")
     if out is not None:
         check_target(out)
         if out.exists() and path.exists() and out.samefile(path):
             raise ValueError(f"{out} is the picture itself; give another --out")
-    config = ARRCOCConfig(hidden_size=standin.WIDTH, channels=channels)  # type: ignore[arg-type]  # checked there
-    opened = open_picture(path, config.max_image_pixels)
-    fitted, grid = fit_to_cells(opened.image)
-    picture = to_tensor(fitted)
+    ARRCOCConfig(hidden_size=1, channels=channels)  # type: ignore[arg-type]  # refuses unknown channels early
+    opened = open_picture(path)
     with torch.inference_mode():
-        cells = standin.embed_cells(picture, generate_texture_array(picture, grid, "full"))
-        output = ARRCOCLayer(config).eval()(
-            cells, standin.embed_words(words)[None], grid=grid, picture=picture, budget=budget, details=True
+        directory = model or embedded_model()
+        seen = (
+            _by_standin(opened.image, question) if directory is None else _by_model(opened.image, question, directory)
         )
-    notes = [f"Tokens and words: {standin.NAME}. Selector: untrained layer."]
-    if fitted.size != opened.image.size:
-        was, now = opened.image.size, fitted.size
+        config = replace(seen.config, channels=channels)  # type: ignore[arg-type]  # checked above
+        output = ARRCOCLayer(config).eval()(
+            seen.tokens, seen.words, grid=seen.grid, picture=seen.picture, budget=budget, details=True
+        )
+    notes = [f"Tokens and words: {seen.source}. Selector: untrained layer."]
+    if seen.image.size != opened.image.size:
+        was, now = opened.image.size, seen.image.size
         notes.append(f"The picture was resized from {was[0]}x{was[1]} to {now[0]}x{now[1]} pixels, whole tokens.")
     notes += [f"The picture {note}." for note in opened.notes]
     if out is not None:
-        save_image(draw_sheet(fitted, question.strip(), output, channels, tuple(notes)), out)
+        save_image(draw_sheet(seen.image, question.strip(), output, channels, tuple(notes)), out)
     return {
         "image": str(path),
         "question": question,
-        "grid": list(grid),
+        "grid": list(seen.grid[1:]),
         "budget": budget,
-        "tokens": {"full": grid[0] * grid[1], "used": int(output.num_kept[0])},
+        "tokens": {"full": seen.tokens.shape[1], "used": int(output.num_kept[0])},
         "strategy": output.strategy[0],
         "reason": output.reason[0],
         "weights": dict(zip(SCORES, rounded(output.weights[0].tolist()), strict=True)),
         "tensions": dict(zip(TENSIONS, rounded(output.tensions[0].tolist()), strict=True)),
-        "known_words": standin.known_words(words),
+        "known_words": seen.known,
         "kept": output.positions[0, :, 1:].tolist(),
         "notes": notes,
         "sheet": None if out is None else str(out),
     }
+
+
+def _by_standin(image: Image.Image, question: str) -> Seen:
+    """By the stated stand-in, which knows a few words by name."""
+    words = standin.split_words(question)
+    fitted, (rows, columns) = fit_to_cells(image)
+    picture = to_tensor(fitted)
+    cells = standin.embed_cells(picture, generate_texture_array(picture, (rows, columns), "full"))
+    config = ARRCOCConfig(hidden_size=standin.WIDTH)
+    embedded = standin.embed_words(words)[None]
+    known = standin.known_words(words)
+    return Seen(cells, embedded, (1, rows, columns), picture, fitted, config, standin.NAME, known)
+
+
+def _by_model(image: Image.Image, question: str, directory: str) -> Seen:
+    """By a model's own encoder and its word embeddings."""
+    # here, not above: without a model, transformers need not be loaded
+    from arr_coc.models.family import open_family
+    from arr_coc.models.loading import load_model, load_processor, quiet_loading
+
+    quiet_loading()
+    processor, model = load_processor(directory), load_model(directory, dtype=torch.float32)
+    family = open_family(model)
+    inputs = processor.image_processor(images=[image], return_tensors="pt")
+    ids = processor.tokenizer(question, add_special_tokens=False, return_tensors="pt")["input_ids"][0]
+    if not len(ids):
+        raise ValueError(f"no word of {question!r} is known to {directory}; ask in other words")
+    tokens, words = family.encode(inputs, "image").features, family.embed_words(ids)
+    pictures = family.pictures(inputs, "image")
+    if pictures is None:
+        raise ValueError(f"{directory} does not show the picture it reads; use another model")
+    pixels = (pictures[0][0].permute(1, 2, 0) * 255).round().to(torch.uint8)  # [H, W, 3]
+    known = [processor.tokenizer.decode([token]).strip() for token in ids.tolist()]
+    config = ARRCOCConfig.for_model(model)
+    grid = family.grids(inputs, "image")[0]
+    return Seen(tokens[None], words[None], grid, pictures[0], Image.fromarray(pixels.numpy()), config, directory, known)
 
 
 def rounded(values: list[float]) -> list[float]:

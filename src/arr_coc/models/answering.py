@@ -19,10 +19,11 @@ from arr_coc.models.attaching import Replacement
 from arr_coc.models.building import Mode
 from arr_coc.models.calling import SelectingCalls, check_generation
 from arr_coc.models.family import open_family
-from arr_coc.models.loading import embedded_model, load_model, load_processor, load_selector, recorded_base
+from arr_coc.models.loading import load_model, load_processor, load_selector, recorded_base
 from arr_coc.models.messages import Message, Shown, make_messages
 from arr_coc.models.preparing import OnError, Prepared, Settings, check_selector, prepare_with_outputs
 from arr_coc.models.stages import Stopwatch
+from arr_coc.saving import embedded_model
 from arr_coc.selecting import (
     ARRCOCOutput,
     PictureSelector,

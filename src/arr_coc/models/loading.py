@@ -7,7 +7,6 @@ import inspect
 import json
 import logging
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +30,11 @@ SCOPE = (
 _HUB = ("revision", "cache_dir", "local_files_only", "token")
 
 
-def embedded_model() -> str | None:
-    """The directory of the model that comes with the package, if this build carries one."""
-    directory = files("arr_coc") / "assets" / "embedded"
-    return str(directory) if (directory / "config.json").is_file() else None
+def quiet_loading() -> None:
+    """No progress bars and no warnings while a command opens a model."""
+    logs: Any = transformers.utils.logging
+    logs.disable_progress_bar()
+    logs.set_verbosity_error()
 
 
 def load_processor(directory_or_id: str | Path, **hub: Any) -> Any:
