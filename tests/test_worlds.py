@@ -6,6 +6,7 @@ import random
 import re
 import subprocess
 import sys
+from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -254,3 +255,18 @@ def test_the_command_draws_a_sheet(tmp_path):
     wrong = CliRunner().invoke(app, ["world", "mars", "--out", str(out)])
     assert wrong.exit_code == 2
     assert wrong.stderr == "error: no world is named 'mars'; there are camouflage, scenes, void\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "world", "kind", "index"),
+    [
+        ("shapes", "scenes", "read", 702),
+        ("camouflage", "camouflage", "camouflage", 706),
+        ("splatter", "void", "void_read", 704),
+    ],
+)
+def test_the_example_pictures_are_what_their_seeds_draw(name, world, kind, index):
+    drawn = make_sample(world, split_seed("validation", index), kind, (448, 320)).picture
+    with Image.open(files("arr_coc") / "assets" / "examples" / f"{name}.png") as kept:
+        difference = np.abs(np.asarray(kept, dtype=int) - np.asarray(drawn, dtype=int))
+    assert difference.mean() < 1
