@@ -1,6 +1,6 @@
 """Draw the strangers: pictures by another program, with other fonts, in the grammar of the worlds. Needs matplotlib.
 
-    python tests/strangers/make.py
+    python recipes/embedded/strangers.py
 
 The pictures and `answers.json` are kept in the repository; this says how they came about.
 """
@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 from matplotlib.patches import Circle, PathPatch, RegularPolygon, Wedge
 from matplotlib.path import Path as Curve
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[2] / "tests" / "strangers"
 # names of CSS colours: other values than those of the worlds
 COLOURS = {
     "red": "crimson", "green": "forestgreen", "blue": "royalblue", "yellow": "gold", "purple": "darkviolet",
