@@ -248,6 +248,7 @@ def test_what_cannot_be_opened_is_said_in_one_line(directory, tmp_path):
         ({"base": tmp_path / "empty"}, "cannot be opened as a model"),
         ({"base": directory, "selector": tmp_path / "narrow"}, "made for models of width 32, this one has 64"),
         ({"selector": tmp_path / "narrow"}, "is no selector that records its base model; name one with `base`"),
+        ({"base": directory, "dtype": "float13"}, "`dtype` must be 'auto' or one of torch's, .* got 'float13'"),
         ({"base": directory, "mode": "best"}, "`mode` must be 'prune' or 'weight', got 'best'"),
     ]
     for kwargs, says in cases:

@@ -418,6 +418,13 @@ def test_mistakes_in_ask_are_one_line(pictures, checkpoint, arguments, says, mon
     assert "Traceback" not in result.stderr
 
 
+def test_without_any_model_ask_says_how_to_name_one(pictures, monkeypatch):
+    monkeypatch.setattr("arr_coc.commands.ask.embedded_model", lambda: None)
+    result = invoke("ask", pictures / "scene.png", QUESTION)
+    assert result.exit_code == 2
+    assert "error: this build carries no model; name one with --model" in result.stderr
+
+
 def test_verbose_says_what_can_be_asked(pictures, checkpoint):
     result = ask(checkpoint, pictures / "scene.png", QUESTION, "-v")
     assert f"what {checkpoint} can be asked is in its own model card" in result.stderr

@@ -102,6 +102,13 @@ def test_names_are_given_once_and_unknown_ones_list_the_known():
         create_selector("best")
 
 
+def test_arguments_a_selector_does_not_take_are_named():
+    with pytest.raises(TypeError, match=r"selector 'grid' takes \(\).*: got an unexpected keyword argument 'seed'"):
+        create_selector("grid", seed=3)
+    with pytest.raises(TypeError, match=r"selector 'arr-coc' takes .*config.*: missing a required argument: 'config'"):
+        create_selector("half-and-half", selector="arr-coc")
+
+
 def test_a_new_selector_is_a_class_with_one_method():
     @register_selector("first-for-test")
     class First(TokenSelector):

@@ -22,6 +22,10 @@ app = typer.Typer(
     help="Vision-language models that look where the question points.",
 )  # fmt: skip
 
+ImageFile = Annotated[Path, typer.Argument(help="A picture file.")]
+Question = Annotated[str, typer.Argument(help="What to ask about it.")]
+Tokens = Annotated[str, typer.Option(help="Tokens to keep: a number, a ratio in (0, 1], or auto.")]
+
 
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
@@ -64,13 +68,13 @@ def _callback(
 
 @app.command()
 def look(
-    image: Annotated[Path, typer.Argument(help="A picture file.")],
-    question: Annotated[str, typer.Argument(help="What to ask about it.")],
+    image: ImageFile,
+    question: Question,
     out: Annotated[
         Path | None, typer.Option(help="Where the sheet goes (PNG). [default: sheet.png, none with --json]")
     ] = None,
     channels: Annotated[str, typer.Option(help="Texture channels: core (13) or full (40).")] = "full",
-    budget: Annotated[str, typer.Option(help="Tokens to keep: a number, a ratio in (0, 1], or auto.")] = "0.25",
+    budget: Tokens = "0.25",
     model: Annotated[
         str | None, typer.Option(help="Directory or Hub id of a model to look with. [default: see the sheet's foot]")
     ] = None,
@@ -93,14 +97,14 @@ def look(
 
 @app.command()
 def ask(
-    image: Annotated[Path, typer.Argument(help="A picture file.")],
-    question: Annotated[str, typer.Argument(help="What to ask about it.")],
+    image: ImageFile,
+    question: Question,
     model: Annotated[
         str | None, typer.Option(help="Directory or Hub id of a supported model. [default: the embedded one]")
     ] = None,
     selector: Annotated[str | None, typer.Option(help="A selector's name, directory or Hub id.")] = None,
     mode: Annotated[str, typer.Option(help="prune, weight or full.")] = "prune",
-    budget: Annotated[str, typer.Option(help="Tokens to keep: a number, a ratio in (0, 1], or auto.")] = "0.25",
+    budget: Tokens = "0.25",
     overlay: Annotated[Path | None, typer.Option(help="Where a picture of what was looked at goes (PNG).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say what the model can be asked.")] = False,

@@ -6,6 +6,7 @@ A [`TokenSelector`] gets one [`VisualQuery`] per picture or clip and answers wit
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -211,7 +212,12 @@ def create_selector(name: str, **kwargs: Any) -> Any:
     """
     if name not in _REGISTRY:
         raise ValueError(f"no selector is named {name!r}; there are {', '.join(list_selectors())}")
-    return _REGISTRY[name](**kwargs)
+    cls = _REGISTRY[name]
+    try:
+        inspect.signature(cls).bind(**kwargs)
+    except TypeError as error:
+        raise TypeError(f"selector {name!r} takes {inspect.signature(cls)}: {error}") from None
+    return cls(**kwargs)
 
 
 def list_selectors() -> list[str]:

@@ -13,9 +13,9 @@ from arr_coc.commands.look import rounded
 from arr_coc.config import Budget
 from arr_coc.models.answering import Answer, ARRCOCQwen
 from arr_coc.models.loading import SCOPE, quiet_loading
-from arr_coc.models.messages import open_shown
+from arr_coc.models.messages import make_messages, open_shown
 from arr_coc.saving import embedded_model
-from arr_coc.selecting import selector_name
+from arr_coc.selecting import list_selectors, selector_name
 from arr_coc.sheet import check_target, save_image, show_kept
 
 
@@ -34,6 +34,9 @@ def ask(
         if overlay.exists() and path.exists() and overlay.samefile(path):
             raise ValueError(f"{overlay} is the picture itself; give another --overlay")
     picture = open_shown(str(path))
+    make_messages(picture, question)  # refuses an empty one before anything is opened
+    if model is None and embedded_model() is None and (selector is None or selector in list_selectors()):
+        raise ValueError("this build carries no model; name one with --model, a directory or a Hub id")
     quiet_loading()
     vlm = ARRCOCQwen.from_pretrained(model, selector)
     answer = vlm.answer(picture, question, budget=budget, mode=mode)  # type: ignore[arg-type]  # checked there

@@ -10,7 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
+from huggingface_hub.utils.logging import set_verbosity as set_hub_verbosity
 from torch import nn
 from transformers.utils.import_utils import is_torchvision_available
 
@@ -31,10 +33,11 @@ _HUB = ("revision", "cache_dir", "local_files_only", "token")
 
 
 def quiet_loading() -> None:
-    """No progress bars and no warnings while a command opens a model."""
+    """No progress bars and no warnings, also of the Hub's retries, while a command opens a model."""
     logs: Any = transformers.utils.logging
     logs.disable_progress_bar()
     logs.set_verbosity_error()
+    set_hub_verbosity(logging.ERROR)
 
 
 def load_processor(directory_or_id: str | Path, **hub: Any) -> Any:
@@ -73,6 +76,9 @@ def without_clips(cls: type[Any]) -> type[Any]:
 
 def load_model(directory_or_id: str | Path, **kwargs: Any) -> nn.Module:
     """Open a supported model, refused before its weights are read if it is none; keywords as in transformers."""
+    dtype = kwargs.get("dtype")
+    if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise ValueError(f"`dtype` must be 'auto' or one of torch's, such as 'bfloat16', got {dtype!r}")
     _find_family(directory_or_id, {name: kwargs[name] for name in _HUB if name in kwargs})
     model: nn.Module = _opened(transformers.AutoModelForImageTextToText, directory_or_id, kwargs).eval()
     return model

@@ -132,14 +132,15 @@ def prepare_with_outputs(
         return Prepared(dict(inputs), [], [])
     with watch.stage("select"):
         prompt = read_prompt(family, inputs)
-        words = _embed_question(family, inputs, prompt, settings)
-        positions = family.positions(inputs)
     picking, plans = _plan(selector, prompt, settings)
     if plans and not any(count for _, count in plans):
         with watch.stage("select"):
             resized = resize_prompt(family, inputs, prompt, [grid for grid, _ in plans])
         small = prepare_with_outputs(family, resized, FullSelector(), replace(settings, budget=None), watch)
         return small._replace(full=_count(prompt))
+    with watch.stage("select"):
+        words = _embed_question(family, inputs, prompt, settings)
+        positions = family.positions(inputs)
     with watch.stage("encode"):
         encoded = {kind: family.encode(inputs, kind, picking.encoder_layers) for kind in kinds}
         overview = encode_small(family, inputs, prompt, [grid for grid, _ in plans]) if plans else {}
