@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
+from inspect import signature
 from pathlib import Path
 from typing import Annotated
 
@@ -95,6 +96,14 @@ def inputs_for(model: torch.nn.Module, grid: tuple[int, int]) -> dict[str, torch
     }
 
 
+def compile_layers(model: torch.nn.Module) -> None:
+    """Compile the language model's layers, each once for all lengths: a short prompt is bound by launching kernels."""
+    each = {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
+    torch._dynamo.config.recompile_limit = 64  # a graph for each layer: it holds its own place in the cache
+    for layer in model.model.language_model.layers:
+        layer.compile(dynamic=True, **each)
+
+
 def cache_bytes(output: object) -> int:
     layers = output.past_key_values.layers
     return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
@@ -175,6 +184,7 @@ def main(
     calls: Annotated[int, typer.Option(help="Calls of the memory check, 0 for none.")] = 1000,
     model_name: Annotated[str, typer.Option("--model", help="Only models whose name contains this.")] = "",
     tokens: Annotated[int, typer.Option(help="Only this number of tokens; 0 is all.")] = 0,
+    compiled: Annotated[bool, typer.Option(help="Compile the language model's layers.")] = False,
 ) -> None:
     target = torch.device(device)
     dtype = torch.bfloat16 if target.type == "cuda" else torch.float32
@@ -191,6 +201,9 @@ def main(
             with target:
                 model = make().eval()
             torch.set_default_dtype(torch.float32)
+            if compiled:
+                name += ", layers compiled"
+                compile_layers(model)
             for grid in grids:
                 block = measure(model, name, grid, clock, repeats)
                 rows = [row for row in rows if (row["model"], row["tokens"]) != (name, grid[0] * grid[1])] + block
