@@ -4,17 +4,19 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-IMAGE    ?= src/arr_coc/assets/astronaut.jpg
-QUESTION ?= what is written on the orange suit?
-OUT      ?= sheet.png
+IMAGE    ?= src/arr_coc/assets/examples/shapes.png
+QUESTION ?= what does the purple text say?
 
-.PHONY: help look test test-gpu test-model lint format bench clean
+.PHONY: help ask look test test-gpu test-model lint format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
-look: $(VENV)/core.stamp  ## draw where a question makes the system look (IMAGE=, QUESTION=, OUT=)
-	$(BIN)/arr-coc look "$(IMAGE)" "$(QUESTION)" --out "$(OUT)"
+ask: $(VENV)/core.stamp  ## answer a question about a picture from a quarter of its tokens (IMAGE=, QUESTION=)
+	$(BIN)/arr-coc ask "$(IMAGE)" "$(QUESTION)" --overlay seen.png
+
+look: $(VENV)/core.stamp  ## draw where a question makes the system look, and why (IMAGE=, QUESTION=)
+	$(BIN)/arr-coc look "$(IMAGE)" "$(QUESTION)" --out sheet.png
 
 test: lint  ## ruff, mypy --strict, pytest
 	$(BIN)/python -m pytest -q -n 2 -m "not gpu"

@@ -209,7 +209,7 @@ def test_dtype_attention_and_device_pass_through(directory):
 
 def test_that_the_layer_is_untrained_is_said_once(directory, caplog):
     loading._say_untrained.cache_clear()
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, logger="arr_coc.models.loading"):
         for _ in range(2):
             ARRCOCQwen.from_pretrained(directory)
     assert [record.getMessage() for record in caplog.records if "untrained" in record.getMessage()] == [
@@ -243,7 +243,6 @@ def test_what_cannot_be_opened_is_said_in_one_line(directory, tmp_path):
     (tmp_path / "text" / "config.json").write_text(json.dumps({"model_type": "bert"}))
     (tmp_path / "empty").mkdir()
     cases = [
-        ({}, "name a model: `base` is a directory or a Hub id"),
         ({"base": tmp_path / "text"}, "bert is not supported; supported are .*qwen3_vl"),
         ({"base": tmp_path / "empty"}, "cannot be opened as a model"),
         ({"base": directory, "selector": tmp_path / "narrow"}, "made for models of width 32, this one has 64"),
@@ -255,6 +254,8 @@ def test_what_cannot_be_opened_is_said_in_one_line(directory, tmp_path):
         with pytest.raises(ValueError, match=says) as caught:
             ARRCOCQwen.from_pretrained(local_files_only=True, **kwargs)
         assert "\n" not in str(caught.value)
+    with pytest.raises(TypeError, match="`selector` must be a name, a directory, a Hub id or a selector, got 3"):
+        ARRCOCQwen.from_pretrained(selector=3)
     with pytest.raises(FileNotFoundError, match="neither a directory nor a selector"):
         ARRCOCQwen.from_pretrained(directory, "no/such-selector", local_files_only=True)
 

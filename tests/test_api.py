@@ -56,7 +56,7 @@ ORDER = [
     *("models.calling", "models.attaching", "models.loading", "models.messages"),
     *("models.answering",),
     *("worlds.sampling", "worlds.drawing", "worlds.wording", "worlds.scenes", "worlds.camouflage", "worlds.void"),
-    *("evaluating", "standin", "sheet", "commands.look", "commands.ask", "commands.world", "cli", "__main__"),
+    *("evaluating", "sheet", "commands.look", "commands.ask", "commands.world", "cli", "__main__"),
 ]
 
 

@@ -6,16 +6,16 @@ import torch
 from drawing import flat, noise, random_tokens, red_dot, splatter, street, with_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from standin import WIDTH, embed_cells, embed_words, split_words
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer, VisualQuery, generate_texture_array
 from arr_coc.pictures import open_picture, to_tensor
-from arr_coc.standin import WIDTH, embed_cells, embed_words, split_words
 
 CONFIG = ARRCOCConfig(hidden_size=WIDTH)
 
 
 def look(picture, question, budget=None, layer=None, **kwargs):
-    """What `arr-coc look` does: the untrained layer on the stand-in embedding."""
+    """The untrained layer on tokens and words that share a space."""
     grid = (picture.shape[2] // 32, picture.shape[3] // 32)
     tokens = embed_cells(picture, generate_texture_array(picture, grid, "full"))
     words = embed_words(split_words(question))[None].expand(picture.shape[0], -1, -1)

@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
-from arr_coc.pictures import MAX_IMAGE_PIXELS, Picture, fit_to_cells, open_picture, to_tensor
+from arr_coc.pictures import MAX_IMAGE_PIXELS, Picture, open_picture, to_tensor
 
 SIZE = (17, 12)
 NOISE = np.random.default_rng(0).integers(0, 256, (SIZE[1], SIZE[0], 3), dtype=np.uint8)
@@ -504,88 +504,6 @@ def test_arbitrary_bytes_give_a_picture_or_one_line(fuzz_folder, data, magic):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         open_or_refuse(write(fuzz_folder, magic + data))
-
-
-# --- whole cells -----------------------------------------------------------------------------------------------------
-
-
-class Sized:
-    """Stands for a picture of any size: only its size is asked for."""
-
-    def __init__(self, size):
-        self.size = size
-
-    def resize(self, size, *_):
-        return Sized(size)
-
-
-sides = st.one_of(st.integers(1, 200), st.integers(1, 20_000), st.sampled_from([1, 32, 64, 2048, 2049, 1_000_000]))
-
-limits = st.one_of(st.integers(1, 20), st.integers(1, 4096))
-
-
-@settings(derandomize=True, max_examples=600, deadline=None, database=None)
-@given(width=sides, height=sides, cell=st.sampled_from([1, 8, 28, 32]), max_cells=limits)
-@example(width=12, height=15, cell=8, max_cells=3)  # both sides round up, beyond the limit
-@example(width=1, height=1_000_000, cell=32, max_cells=4)
-@example(width=1_000_000, height=1, cell=32, max_cells=4)
-def test_any_size_becomes_whole_cells_within_the_limit(width, height, cell, max_cells):
-    fitted, (rows, columns) = fit_to_cells(Sized((width, height)), cell, max_cells)
-    assert fitted.size == (columns * cell, rows * cell)
-    assert rows >= 1
-    assert columns >= 1
-    assert rows * columns <= max_cells
-    # the sides that whole cells approximate
-    scale = min(1.0, (max_cells * cell**2 / (width * height)) ** 0.5)
-    least = min(width, height) * scale / cell
-    if least >= 2:
-        change = (rows / columns) / (height / width)
-        assert max(change, 1 / change) <= 1 + 1.5 / least
-
-
-@settings(derandomize=True, max_examples=300, deadline=None, database=None)
-@given(width=sides, height=sides)
-def test_no_more_is_thrown_away_than_the_default_limit_asks(width, height):
-    fitted, (rows, columns) = fit_to_cells(Sized((width, height)))
-    assert rows * columns <= 4096
-    if width * height <= 4096 * 32**2:
-        for now, before in zip(fitted.size, (width, height), strict=True):
-            assert abs(now - before) <= 16 or now == 32 or rows * columns > 4096 - max(rows, columns)
-    elif min(width, height) * (4096 * 32**2 / (width * height)) ** 0.5 >= 10 * 32:
-        assert rows * columns >= 0.8 * 4096
-
-
-@pytest.mark.parametrize(
-    ("size", "grid"),
-    [
-        ((1000, 500), (16, 31)),
-        ((32, 32), (1, 1)),
-        ((1, 1), (1, 1)),
-        ((2048, 2048), (64, 64)),
-        ((4096, 4096), (64, 64)),
-        ((2048, 1), (1, 64)),
-        ((1, 2048), (64, 1)),
-    ],
-)
-def test_known_sizes(size, grid):
-    fitted, found = fit_to_cells(Image.new("RGB", size))
-    assert found == grid
-    assert fitted.size == (grid[1] * 32, grid[0] * 32)
-
-
-def test_picture_of_whole_cells_is_returned_as_it_is():
-    image = noise_image().resize((96, 64))
-    assert fit_to_cells(image)[0] is image
-
-
-def test_resizing_keeps_the_content_in_place():
-    image = Image.new("RGB", (100, 70), "white")
-    image.paste("red", (0, 0, 50, 35))
-    fitted = np.asarray(fit_to_cells(image)[0])
-    assert fitted.shape == (64, 96, 3)
-    assert fitted[16, 24].tolist() == [255, 0, 0]
-    for y, x in ((16, 72), (48, 24), (48, 72)):
-        assert fitted[y, x].tolist() == [255, 255, 255]
 
 
 # --- tensors ---------------------------------------------------------------------------------------------------------

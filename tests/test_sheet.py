@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import standin
 import torch
 from PIL import Image, ImageDraw
 
-from arr_coc import CHANNELS, ARRCOCConfig, ARRCOCLayer, standin
+from arr_coc import CHANNELS, ARRCOCConfig, ARRCOCLayer
 from arr_coc.pictures import to_tensor
 from arr_coc.sheet import check_target, colour_map, draw_sheet, save_image, show_heat, show_kept
 from arr_coc.texture import generate_texture_array

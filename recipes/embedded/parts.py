@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import string
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,19 @@ def make_processor() -> Any:
     )
     cls = without_clips(transformers.Qwen3VLProcessor)
     return cls(image_processor=images, tokenizer=make_tokenizer(), chat_template=TEMPLATE)
+
+
+def save_processor(processor: Any, directory: Path) -> None:
+    """Write the processor, with settings of the video part too: `AutoProcessor` insists on them."""
+    processor.save_pretrained(directory)
+    path = directory / "processor_config.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    names = ("patch_size", "merge_size", "temporal_patch_size", "image_mean", "image_std", "size")
+    content["video_processor"] = {
+        "video_processor_type": "Qwen3VLVideoProcessor",
+        **{name: content["image_processor"][name] for name in names},
+    }
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def make_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3VLConfig:

@@ -1,6 +1,6 @@
 """Train the embedded model from nothing, or go on from weights.
 
-    python recipes/embedded/train.py --seconds 1500 --out runs/embedded
+    python recipes/embedded/train.py --seconds 1100 --out runs/embedded
     python recipes/embedded/train.py --seconds 600 --seed 1 --start runs/embedded --out runs/embedded-2
 
 Needs one GPU. The language model learns answers; the encoder's tokens also learn which words lie under them, scored
@@ -25,7 +25,7 @@ import transformers
 import typer
 from data import SEEN, Batcher, Held, Stream
 from fast import FastPath
-from parts import make_config, make_processor
+from parts import make_config, make_processor, save_processor
 
 from arr_coc.worlds.drawing import extra_fonts
 
@@ -102,7 +102,7 @@ class Trainer:
             eos_token_id=self.tokenizer.eos_token_id, pad_token_id=self.tokenizer.pad_token_id
         )
         model.save_pretrained(aside, max_shard_size="11MB")
-        self.processor.save_pretrained(aside)
+        save_processor(self.processor, aside)
         (aside / "curve.json").write_text(json.dumps(curve, indent=0) + "\n")
         if out.exists():
             for path in out.iterdir():
@@ -171,7 +171,7 @@ def check(trainer: Trainer) -> float:
 
 
 def main(
-    seconds: Annotated[float, typer.Option(help="How long to train.")] = 1500,
+    seconds: Annotated[float, typer.Option(help="How long to train.")] = 1100,
     out: Annotated[Path, typer.Option(help="Where the model goes.")] = Path("runs/embedded"),
     start: Annotated[Path | None, typer.Option(help="Go on from this model.")] = None,
     seed: Annotated[int, typer.Option(help="Of the weights, and of the first picture.")] = 0,

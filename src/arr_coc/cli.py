@@ -76,7 +76,7 @@ def look(
     channels: Annotated[str, typer.Option(help="Texture channels: core (13) or full (40).")] = "full",
     budget: Tokens = "0.25",
     model: Annotated[
-        str | None, typer.Option(help="Directory or Hub id of a model to look with. [default: see the sheet's foot]")
+        str | None, typer.Option(help="Directory or Hub id of a supported model. [default: the embedded one]")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
@@ -152,7 +152,8 @@ def _print_answer(facts: dict[str, Any], overlay: Path | None) -> None:
     table.add_row("tokens", f"{facts['tokens']['used']} of {facts['tokens']['full']} (budget {facts['budget']})")
     table.add_row("strategy", f"{facts['strategy']}: {facts['reason']}")
     table.add_row("time", ", ".join(f"{name} {value:.0f} ms" for name, value in facts["timings_ms"].items()))
-    table.add_row("model", f"{facts['model']}, selector {facts['selector']}")
+    untrained = " (untrained)" if facts["selector"] == "arr-coc" else ""  # a trained one has a place of its own
+    table.add_row("model", f"{facts['model']}, selector {facts['selector']}{untrained}")
     console.print(table)
     if overlay is not None:
         typer.echo(f"overlay   {overlay}")
@@ -167,8 +168,7 @@ def _print_look(facts: dict[str, Any]) -> None:
     table.add_row("strategy", f"{facts['strategy']}: {facts['reason']}")
     table.add_row("weights", ", ".join(f"{name} {value:.2f}" for name, value in facts["weights"].items()))
     table.add_row("tensions", ", ".join(f"{name} {value:.2f}" for name, value in facts["tensions"].items()))
-    known = ", ".join(facts["known_words"]) or "none: nothing pulls"
-    table.add_row("words", f"{known} (those that are known)")
+    table.add_row("words", " ".join(facts["words"]))
     for note in facts["notes"]:
         table.add_row("note", note)
     console.print(table)

@@ -140,26 +140,3 @@ def to_tensor(image: Image.Image) -> Tensor:
     """
     pixels = torch.from_numpy(np.array(image.convert("RGB")))  # [H, W, 3]
     return pixels.permute(2, 0, 1)[None].float().div_(255)
-
-
-def fit_to_cells(image: Image.Image, cell: int = 32, max_cells: int = 4096) -> tuple[Image.Image, tuple[int, int]]:
-    """Resize so that both sides are whole cells, at most `max_cells` in all; returns the picture and `(h, w)`.
-
-    Example:
-
-    ```python
-    >>> from PIL import Image
-    >>> from arr_coc.pictures import fit_to_cells
-    >>> fit_to_cells(Image.new("RGB", (1000, 500)))[1]
-    (16, 31)
-
-    ```
-    """
-    width, height = image.size
-    scale = min(1.0, (max_cells * cell * cell / (width * height)) ** 0.5)
-    # rounding down keeps a large picture within the limit; a small one may round up
-    round_side = round if scale == 1.0 else int
-    columns = min(max_cells, max(1, round_side(width * scale / cell)))
-    rows = min(max_cells // columns, max(1, round_side(height * scale / cell)))
-    size = (columns * cell, rows * cell)
-    return (image if size == image.size else image.resize(size, Image.Resampling.BICUBIC)), (rows, columns)

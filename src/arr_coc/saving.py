@@ -28,6 +28,7 @@ from arr_coc.config import ARRCOCConfig
 
 WEIGHTS_NAME = "model.safetensors"
 CONFIG_NAME = "config.json"
+EMBEDDED_MODEL = str(Path(__file__).parent / "assets" / "embedded")  # the model that comes with the package
 
 
 class PretrainedModule(nn.Module):
@@ -106,12 +107,6 @@ class PretrainedModule(nn.Module):
                 repo_id=repo_id, folder_path=directory, commit_message=f"Upload {type(self).__name__} with arr-coc"
             )
         return str(commit.commit_url)
-
-
-def embedded_model() -> str | None:
-    """The directory of the model that comes with the package, if this build carries one."""
-    directory = Path(__file__).parent / "assets" / "embedded"
-    return str(directory) if (directory / CONFIG_NAME).is_file() else None
 
 
 def find_file(directory_or_id: str | Path, name: str, hub: dict[str, Any]) -> Path:

@@ -12,10 +12,9 @@ from arr_coc.balancing import SCORES, TENSIONS
 from arr_coc.commands.look import rounded
 from arr_coc.config import Budget
 from arr_coc.models.answering import Answer, ARRCOCQwen
-from arr_coc.models.loading import SCOPE, quiet_loading
+from arr_coc.models.loading import SCOPE, quiet_loading, recorded_base
 from arr_coc.models.messages import make_messages, open_shown
-from arr_coc.saving import embedded_model
-from arr_coc.selecting import list_selectors, selector_name
+from arr_coc.saving import EMBEDDED_MODEL
 from arr_coc.sheet import check_target, save_image, show_kept
 
 
@@ -35,16 +34,14 @@ def ask(
             raise ValueError(f"{overlay} is the picture itself; give another --overlay")
     picture = open_shown(str(path))
     make_messages(picture, question)  # refuses an empty one before anything is opened
-    if model is None and embedded_model() is None and (selector is None or selector in list_selectors()):
-        raise ValueError("this build carries no model; name one with --model, a directory or a Hub id")
     quiet_loading()
     vlm = ARRCOCQwen.from_pretrained(model, selector)
     answer = vlm.answer(picture, question, budget=budget, mode=mode)  # type: ignore[arg-type]  # checked there
     if overlay is not None:
         save_image(draw_overlay(picture, answer), overlay)
     output = answer.output
-    name = vlm.config.name_or_path
-    embedded = name == embedded_model()
+    embedded = vlm.config.name_or_path == EMBEDDED_MODEL
+    name = "embedded" if embedded else vlm.config.name_or_path
     return {
         "answer": answer.text,
         "mode": mode,
@@ -55,10 +52,8 @@ def ask(
         "weights": None if output is None else dict(zip(SCORES, rounded(output.weights[0].tolist()), strict=True)),
         "tensions": None if output is None else dict(zip(TENSIONS, rounded(output.tensions[0].tolist()), strict=True)),
         "timings_ms": answer.timings_ms,
-        "model": "embedded"
-        if model is None and embedded_model() == vlm.config.name_or_path
-        else vlm.config.name_or_path,
-        "selector": selector or selector_name(vlm.selector),
+        "model": name,
+        "selector": selector or ("arr-coc" if model is None or recorded_base(model) is None else model),
         "scope": SCOPE if embedded else f"what {name} can be asked is in its own model card",
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,26 +11,25 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from arr_coc import standin
 from arr_coc.balancing import SCORES, TENSIONS
 from arr_coc.config import ARRCOCConfig, Budget, Grid
 from arr_coc.layer import ARRCOCLayer
-from arr_coc.pictures import fit_to_cells, open_picture, to_tensor
-from arr_coc.saving import embedded_model
+from arr_coc.models.family import open_family
+from arr_coc.models.loading import load_model, load_processor, quiet_loading
+from arr_coc.pictures import open_picture
+from arr_coc.saving import EMBEDDED_MODEL
 from arr_coc.sheet import check_target, draw_sheet, save_image
-from arr_coc.texture import generate_texture_array
 
 
 class Seen(NamedTuple):
-    """What a source of embeddings makes of a picture and a question.
+    """What a model makes of a picture and a question.
 
     Args:
         tokens (`Tensor` of shape `[1, N, D]`), words (`Tensor` of shape `[1, Q, D]`): in one space.
         grid (`Grid`): of the tokens.
-        picture (`Tensor` of shape `[1, 3, H, W]`), image (`PIL.Image.Image`): the picture, in whole tokens.
+        picture (`Tensor` of shape `[1, 3, H, W]`), image (`PIL.Image.Image`): the picture as the model reads it.
         config (`ARRCOCConfig`): of a layer that fits.
-        source (`str`): where tokens and words are from.
-        known (`list[str]`): words that mean something there.
+        read (`list[str]`): the question as the model reads it.
     """
 
     tokens: Tensor
@@ -38,15 +38,15 @@ class Seen(NamedTuple):
     picture: Tensor
     image: Image.Image
     config: ARRCOCConfig
-    source: str
-    known: list[str]
+    read: list[str]
 
 
 def look(
     path: Path, question: str, channels: str, budget: Budget, out: Path | None, model: str | None = None
 ) -> dict[str, Any]:
     """Look at a picture and draw the sheet; returns what the command prints."""
-    standin.split_words(question)  # refuses an empty one before anything is opened
+    if not re.search(r"\w", question):
+        raise ValueError("the question has no words; ask something, for instance 'what does the red text say?'")
     if str(path).startswith(("http:", "https:")):
         raise ValueError(f"{path} is an address; only files are read, so download it first")
     if out is not None:
@@ -56,15 +56,12 @@ def look(
     ARRCOCConfig(hidden_size=1, channels=channels)  # type: ignore[arg-type]  # refuses unknown channels early
     opened = open_picture(path)
     with torch.inference_mode():
-        directory = model or embedded_model()
-        seen = (
-            _by_standin(opened.image, question) if directory is None else _by_model(opened.image, question, directory)
-        )
+        seen = see(opened.image, question, model or EMBEDDED_MODEL)
         config = replace(seen.config, channels=channels)  # type: ignore[arg-type]  # checked above
         output = ARRCOCLayer(config).eval()(
             seen.tokens, seen.words, grid=seen.grid, picture=seen.picture, budget=budget, details=True
         )
-    notes = [f"Tokens and words: {seen.source}. Selector: untrained layer."]
+    notes = [f"Tokens and words: {model or 'the embedded model'}. Selector: untrained layer."]
     if seen.image.size != opened.image.size:
         was, now = opened.image.size, seen.image.size
         notes.append(f"The picture was resized from {was[0]}x{was[1]} to {now[0]}x{now[1]} pixels, whole tokens.")
@@ -81,31 +78,15 @@ def look(
         "reason": output.reason[0],
         "weights": dict(zip(SCORES, rounded(output.weights[0].tolist()), strict=True)),
         "tensions": dict(zip(TENSIONS, rounded(output.tensions[0].tolist()), strict=True)),
-        "known_words": seen.known,
+        "words": seen.read,
         "kept": output.positions[0, :, 1:].tolist(),
         "notes": notes,
         "sheet": None if out is None else str(out),
     }
 
 
-def _by_standin(image: Image.Image, question: str) -> Seen:
-    """By the stated stand-in, which knows a few words by name."""
-    words = standin.split_words(question)
-    fitted, (rows, columns) = fit_to_cells(image)
-    picture = to_tensor(fitted)
-    cells = standin.embed_cells(picture, generate_texture_array(picture, (rows, columns), "full"))
-    config = ARRCOCConfig(hidden_size=standin.WIDTH)
-    embedded = standin.embed_words(words)[None]
-    known = standin.known_words(words)
-    return Seen(cells, embedded, (1, rows, columns), picture, fitted, config, standin.NAME, known)
-
-
-def _by_model(image: Image.Image, question: str, directory: str) -> Seen:
-    """By a model's own encoder and its word embeddings."""
-    # here, not above: without a model, transformers need not be loaded
-    from arr_coc.models.family import open_family
-    from arr_coc.models.loading import load_model, load_processor, quiet_loading
-
+def see(image: Image.Image, question: str, directory: str) -> Seen:
+    """Tokens of a model's own encoder, and its words."""
     quiet_loading()
     processor, model = load_processor(directory), load_model(directory, dtype=torch.float32)
     family = open_family(model)
@@ -118,10 +99,10 @@ def _by_model(image: Image.Image, question: str, directory: str) -> Seen:
     if pictures is None:
         raise ValueError(f"{directory} does not show the picture it reads; use another model")
     pixels = (pictures[0][0].permute(1, 2, 0) * 255).round().to(torch.uint8)  # [H, W, 3]
-    known = [processor.tokenizer.decode([token]).strip() for token in ids.tolist()]
+    read = [processor.tokenizer.decode([token]).strip() for token in ids.tolist()]
     config = ARRCOCConfig.for_model(model)
     grid = family.grids(inputs, "image")[0]
-    return Seen(tokens[None], words[None], grid, pictures[0], Image.fromarray(pixels.numpy()), config, directory, known)
+    return Seen(tokens[None], words[None], grid, pictures[0], Image.fromarray(pixels.numpy()), config, read)
 
 
 def rounded(values: list[float]) -> list[float]:

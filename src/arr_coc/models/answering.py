@@ -23,7 +23,7 @@ from arr_coc.models.loading import load_model, load_processor, load_selector, re
 from arr_coc.models.messages import Message, Shown, make_messages
 from arr_coc.models.preparing import OnError, Prepared, Settings, check_selector, prepare_with_outputs
 from arr_coc.models.stages import Stopwatch
-from arr_coc.saving import embedded_model
+from arr_coc.saving import EMBEDDED_MODEL
 from arr_coc.selecting import (
     ARRCOCOutput,
     PictureSelector,
@@ -191,17 +191,15 @@ class ARRCOCQwen(nn.Module):
         hub = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
         if base is not None and selector is None and recorded_base(base, **hub) is not None:
             base, selector = None, base
-        if (base is None and selector is None) or isinstance(selector, TokenSelector | PictureSelector):
-            base = base or embedded_model()
-        if base is None and str(selector) in list_selectors():
-            base = embedded_model()
         if base is None:
-            if not isinstance(selector, str | Path):
-                raise ValueError("name a model: `base` is a directory or a Hub id such as Qwen/Qwen3-VL-2B-Instruct")
-            base = recorded_base(selector, **hub)
-            if not base:
+            own = selector is None or isinstance(selector, TokenSelector | PictureSelector)
+            if own or str(selector) in list_selectors():
+                base = EMBEDDED_MODEL
+            elif not isinstance(selector, str | Path):
+                raise TypeError(f"`selector` must be a name, a directory, a Hub id or a selector, got {selector!r}")
+            elif not (base := recorded_base(selector, **hub)):
                 raise ValueError(f"{selector} is no selector that records its base model; name one with `base`")
-        if dtype == "auto" and base == embedded_model() and device_map is None:
+        if dtype == "auto" and base == EMBEDDED_MODEL and device_map is None:
             dtype = torch.float32  # small enough, and CPUs are slow in bf16
         of_base = {**hub, "revision": revision}
         placed = {} if device_map is None else {"device_map": device_map}

@@ -38,6 +38,7 @@ def quiet_loading() -> None:
     logs.disable_progress_bar()
     logs.set_verbosity_error()
     set_hub_verbosity(logging.ERROR)
+    logger.setLevel(logging.ERROR)
 
 
 def load_processor(directory_or_id: str | Path, **hub: Any) -> Any:

@@ -1,8 +1,7 @@
-"""A stated, deterministic stand-in for a model's embeddings, so that `arr-coc look` works with no model at all.
+"""Tokens and words that share a space, made from the picture itself, for tests that need no model.
 
-It knows colours, text, detail, brightness, places and oddness by name and nothing else: cells get an axis for each,
-and so do the words that name them. Any other word points in a direction of its own where no cell lies. It is not a
-model and answers nothing; it only lets the relevance layer be seen at work.
+Colours, text, detail, brightness, places and oddness have an axis each, and so have the words that name them; any other
+word points in a direction of its own where no cell lies.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from arr_coc.mipmaps import pool_to
 from arr_coc.texture import CHANNELS
 
 WIDTH = 64
-NAME = "stand-in embedding (knows colours, text, detail, brightness, places; no model)"
 
 _COLOURS = {
     "red": (0.80, 0.12, 0.12),
@@ -53,26 +51,8 @@ _SAMPLES = 8  # colour samples a side of each cell: a thin red line counts as re
 
 
 def split_words(question: str) -> list[str]:
-    """The words of a question, lower-case.
-
-    Example:
-
-    ```python
-    >>> from arr_coc.standin import split_words
-    >>> split_words("What does the RED sign say?")
-    ['what', 'does', 'the', 'red', 'sign', 'say']
-
-    ```
-    """
-    words = re.findall(r"\w+", question.lower())
-    if not words:
-        raise ValueError("the question has no words; ask something, for instance 'what does the red sign say?'")
-    return words
-
-
-def known_words(words: list[str]) -> list[str]:
-    """Those of the words that the stand-in has an axis for."""
-    return [word for word in words if word in _KNOWN]
+    """The words of a question, lower-case."""
+    return re.findall(r"\w+", question.lower())
 
 
 def embed_words(words: list[str]) -> Tensor:
