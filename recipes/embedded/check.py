@@ -57,7 +57,7 @@ def main(
     failed = False
     for world in list_worlds():
         for kind in open_world(world).kinds:
-            if kinds and kind not in kinds.split(","):
+            if kind not in (kinds.split(",") if kinds else BARS):
                 continue
             begin = time.time()
             samples = [make_sample(world, split_seed("test", index), kind) for index in range(n)]
