@@ -56,6 +56,7 @@ ORDER = [
     *("models.calling", "models.attaching", "models.loading", "models.messages"),
     *("models.answering",),
     *("worlds.sampling", "worlds.drawing", "worlds.wording", "worlds.scenes", "worlds.camouflage", "worlds.void"),
+    *("worlds.pages", "worlds.needles", "worlds.photos"),
     *("evaluating", "sheet", "commands.look", "commands.ask", "commands.world", "cli", "__main__"),
 ]
 

@@ -23,24 +23,26 @@ KINDS = [(world, kind) for world in list_worlds() for kind in open_world(world).
 
 
 def test_there_are_these_worlds_and_kinds():
-    assert list_worlds() == ["camouflage", "scenes", "void"]
+    assert list_worlds() == ["camouflage", "needles", "pages", "scenes", "void"]
     assert {kind for _, kind in KINDS} == {
         *("color", "count_shape", "count_color", "relation", "read", "unusual", "overview"),
         *("camouflage", "void_count", "void_read"),
+        *("page_value", "page_cell", "page_title", "page_footnote", "needle"),
     }
 
 
 @pytest.mark.parametrize(("world", "kind"), KINDS)
 def test_a_seed_gives_one_sample_of_the_kind_asked_for(world, kind):
-    for index in range(12):
+    shortest, longest = open_world(world).sides
+    for index in range(3 if longest > 1024 else 12):
         seed = split_seed("validation", index)
         sample, again = make_sample(world, seed, kind), make_sample(world, seed, kind)
         assert np.array_equal(np.asarray(sample.picture), np.asarray(again.picture))
         assert (sample.question, sample.answer, sample.boxes) == (again.question, again.answer, again.boxes)
         assert (sample.kind, sample.world, sample.seed) == (kind, world, seed)
         width, height = sample.picture.size
-        assert min(width, height) >= 128
-        assert max(width, height) <= 512
+        assert min(width, height) >= shortest
+        assert max(width, height) <= longest
         assert max(width, height) <= 2 * min(width, height)
         assert all(0 <= left < right <= 1 and 0 <= top < bottom <= 1 for left, top, right, bottom in sample.boxes)
     assert make_sample(world, 5, kind, (256, 160)).picture.size == (256, 160)
@@ -57,9 +59,13 @@ def test_answers_have_their_form(world, kind):
         "relation": f"({colours}) ({shapes})",
         "unusual": f"({colours}) ({shapes})",
         "overview": f"({shapes})(, ({shapes})){{1,3}}",
+        "page_value": rf"[A-Z0-9]+|\$?\d+\.\d\d|\d+([-./]\d+){{1,2}}|\d+:\d\d|{colours}",
+        "page_cell": r"[A-Z0-9]+|\$?\d+\.\d\d",
+        "page_title": "[A-Z0-9]+( [A-Z0-9]+)?",
+        "page_footnote": "[A-Z0-9]+( [A-Z0-9]+)?",
     }.get(kind, "[A-Z0-9]{2,6}")
     for index in range(12):
-        sample = make_sample(world, split_seed("train", index), kind)
+        sample = make_sample(world, split_seed("train", index), kind, (512, 384))
         assert re.fullmatch(form, sample.answer), sample.answer
         assert sample.question == sample.question.lower()
         assert sample.question[-1] in "?."
@@ -237,8 +243,43 @@ def test_characters_are_things_in_reading_order():
         assert "".join(thing.words[0] for thing in sorted(inside, key=lambda one: one.box)) == question.answer
 
 
+@pytest.mark.parametrize("kind", open_world("pages").kinds)
+def test_a_page_says_each_key_once_and_what_is_asked_stands_in_its_boxes(kind):
+    for index in range(12):
+        scene = draw_scene("pages", split_seed("validation", index), kind, (512, 512))
+        texts = [question.text for question in scene.questions]
+        named = [word for thing in scene.things if "text" in thing.words for word in thing.words if word != "text"]
+        assert len(set(named)) == len(named), named  # a key, an item or a column stands there once
+        assert len(texts) == len(set(texts)) or kind in ("page_value", "page_cell")
+        for question in scene.questions:
+            left, top, right, bottom = question.boxes[-1]  # where the answer stands
+            inside = [
+                thing.words[0]
+                for thing in sorted(scene.things, key=lambda thing: thing.box[0])
+                if len(thing.words) == 1
+                and thing.words[0] != "text"
+                and left - 1 <= (thing.box[0] + thing.box[2]) / 2 <= right + 1
+                and top - 1 <= (thing.box[1] + thing.box[3]) / 2 <= bottom + 1
+            ]
+            wanted = re.findall(r"[A-Z0-9]|[a-z]+", question.answer)
+            assert inside == wanted, (question, inside)
+
+
+def test_a_needle_is_too_small_to_survive_and_its_mark_is_not():
+    for index in range(4):
+        sample = make_sample("needles", split_seed("validation", index), None, (1024, 1024))
+        mark, sign = sample.boxes
+        assert 0.04 < mark[2] - mark[0] < 0.1
+        assert 0.008 < sign[3] - sign[1] < 0.03  # letters of 18 to 24 pixels, without their descenders
+        gap = max(sign[0] - mark[2], mark[0] - sign[2], sign[1] - mark[3], mark[1] - sign[3])
+        assert 0 < gap * 1024 < 30
+    large = make_sample("needles", split_seed("validation", 0), None, (2048, 2048))
+    assert large.boxes[0][2] - large.boxes[0][0] > 0.04
+    assert large.boxes[1][3] - large.boxes[1][1] < 0.015
+
+
 def test_unknown_names_are_refused_with_the_known():
-    with pytest.raises(ValueError, match="no world is named 'mars'; there are camouflage, scenes, void"):
+    with pytest.raises(ValueError, match="no world is named 'mars'; there are camouflage, needles, pages"):
         make_sample("mars", 0)
     with pytest.raises(ValueError, match="void asks no 'color'; it asks void_count, void_read"):
         make_sample("void", 0, "color")
@@ -254,7 +295,7 @@ def test_the_command_draws_a_sheet(tmp_path):
         assert sheet.size[0] > 1300
     wrong = CliRunner().invoke(app, ["world", "mars", "--out", str(out)])
     assert wrong.exit_code == 2
-    assert wrong.stderr == "error: no world is named 'mars'; there are camouflage, scenes, void\n"
+    assert wrong.stderr == "error: no world is named 'mars'; there are camouflage, needles, pages, scenes, void\n"
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def ask(
 
 @app.command()
 def world(
-    name: Annotated[str, typer.Argument(help="scenes, camouflage or void.")],
+    name: Annotated[str, typer.Argument(help="camouflage, needles, pages, scenes or void.")],
     n: Annotated[int, typer.Option("--n", min=1, max=400, help="How many samples.")] = 8,
     out: Annotated[Path, typer.Option(help="Where the sheet goes (PNG).")] = Path("world.png"),
     kind: Annotated[str | None, typer.Option(help="One kind of questions.")] = None,

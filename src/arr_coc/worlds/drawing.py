@@ -6,6 +6,7 @@ import importlib.util
 import io
 import math
 import random
+import re
 import string
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 from arr_coc.worlds.sampling import Box, Size, Thing
 
 Colour = tuple[int, int, int]
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 COLOURS: dict[str, Colour] = {
     "red": (215, 35, 35),
@@ -47,11 +49,11 @@ def extra_fonts() -> tuple[str, ...]:
 
 
 @cache
-def _load_font(name: str, size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+def _load_font(name: str, size: int) -> Font:
     return ImageFont.truetype(name, size) if name else ImageFont.load_default(size)
 
 
-def choose_font(rng: random.Random, size: int, varied: bool) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+def choose_font(rng: random.Random, size: int, varied: bool) -> Font:
     """Pillow's own font, or, where variety is wanted, one of DejaVu's if matplotlib is installed."""
     extra = extra_fonts() if varied else ()
     return _load_font(rng.choice(extra) if extra and rng.random() < 0.5 else "", size)
@@ -132,14 +134,20 @@ class Canvas:
         ground (`PIL.Image.Image`): what is drawn upon.
         ground_colour (`tuple[int, int, int]`): its colour on the whole; things stand out from it.
         varied (`bool`, *optional*, defaults to `False`): write with all fonts there are, not only with Pillow's own.
+        scale (`int`, *optional*): how much larger it is drawn: things then have soft edges. By default 1 or 2.
     """
 
     def __init__(
-        self, rng: random.Random, size: Size, ground: Image.Image, ground_colour: Colour, varied: bool = False
+        self,
+        rng: random.Random,
+        size: Size,
+        ground: Image.Image,
+        ground_colour: Colour,
+        varied: bool = False,
+        scale: int | None = None,
     ) -> None:
         self.rng, self.size, self.ground_colour, self.varied = rng, size, ground_colour, varied
-        # drawn at twice the size, things have soft edges
-        self.scale = rng.choice((1, 2, 2))
+        self.scale = rng.choice((1, 2, 2)) if scale is None else scale
         large = (size[0] * self.scale, size[1] * self.scale)
         self.image = ground.resize(large, Image.Resampling.NEAREST) if self.scale > 1 else ground
         self.pen = ImageDraw.Draw(self.image)
@@ -176,17 +184,42 @@ class Canvas:
     def add_text(self, text: str, colour: str, ink: Colour, height: int) -> Box | None:
         """Write a text at a free place; its characters are things of their own."""
         font = choose_font(self.rng, height * self.scale, self.varied)
+        width, height_drawn = self.measure(text, font)
+        found = self.place(width, height_drawn)
+        return None if found is None else self.write(text, *found, ink, font, ("text", colour))
+
+    def measure(self, text: str, font: Font) -> tuple[float, float]:
+        """Width and height of a text."""
         left, top, right, bottom = (value / self.scale for value in self.pen.textbbox((0, 0), text, font=font))
-        found = self.place(right - left, bottom - top)
-        if found is None:
-            return None
-        x, y = found[0] - left, found[1] - top
+        return right - left, bottom - top
+
+    def write(
+        self,
+        text: str,
+        x: float,
+        y: float,
+        ink: Colour,
+        font: Font,
+        words: tuple[str, ...] = ("text",),
+        line: bool = False,
+    ) -> Box:
+        """Write a text with its corner at a place; its capitals and digits are things, and so are its other words.
+
+        With `line`, y is the top of the line, not of this text, so that texts beside each other stand on one line.
+        """
+        left, top, right, bottom = (value / self.scale for value in self.pen.textbbox((0, 0), text, font=font))
+        y = y if line else y - top
+        x -= left
+        box = (x + left, y + top, x + right, y + bottom)
         self.pen.text((x * self.scale, y * self.scale), text, fill=ink, font=font)
-        box = self.taken[-1]
-        self.things.append(Thing(box, ("text", colour)))
-        begins = [font.getlength(text[:place]) / self.scale for place in range(len(text) + 1)]
-        for character, begin, end in zip(text, begins, begins[1:], strict=False):
-            self.things.append(Thing((x + begin, box[1], x + end, box[3]), (character,)))
+        self.things.append(Thing(box, words))
+
+        def along(place: int) -> float:
+            return x + font.getlength(text[:place]) / self.scale
+
+        for piece in re.finditer(r"[A-Z0-9](?![a-z])|[A-Za-z]+", text):
+            begin, end = piece.span()
+            self.things.append(Thing((along(begin), box[1], along(end), box[3]), (_name_of(piece.group()),)))
         return box
 
     def finish(self) -> Image.Image:
@@ -237,6 +270,11 @@ def make_ground(rng: random.Random, size: Size, colour: Colour | None = None) ->
     else:
         paint += make_noise(generator, (height, width), rng.choice((1, 3))) * rng.uniform(3, 11)
     return Image.fromarray(paint.clip(0, 255).astype(np.uint8)), colour
+
+
+def _name_of(piece: str) -> str:
+    """A single capital or digit is its own name, a word is named in lower case."""
+    return piece if len(piece) == 1 else piece.lower()
 
 
 def random_text(rng: random.Random, most: int = 6) -> str:

@@ -16,7 +16,6 @@ Split = Literal["train", "validation", "test"]
 
 # Seeds of the three splits never meet.
 _FIRST = {"test": 0, "validation": 10**8, "train": 10**9}
-LEAST, MOST = 128, 512
 
 
 @dataclass(frozen=True)
@@ -74,9 +73,15 @@ class Sample:
 
 
 class World(ABC):
-    """A deterministic generator of scenes; `kinds` are the kinds of questions it asks."""
+    """A deterministic generator of scenes.
+
+    Attributes:
+        kinds (`tuple[str, ...]`): the kinds of questions it asks.
+        sides (`tuple[int, int]`): shortest and longest side, in pixels, of pictures whose size the seed decides.
+    """
 
     kinds: ClassVar[tuple[str, ...]]
+    sides: ClassVar[tuple[int, int]] = (128, 512)
 
     @abstractmethod
     def draw(self, rng: random.Random, size: Size, kind: str, varied: bool = False) -> Scene:
@@ -107,7 +112,7 @@ def list_worlds() -> list[str]:
     ```python
     >>> from arr_coc.worlds import list_worlds
     >>> list_worlds()
-    ['camouflage', 'scenes', 'void']
+    ['camouflage', 'needles', 'pages', 'scenes', 'void']
 
     ```
     """
@@ -145,7 +150,7 @@ def draw_scene(world: str, seed: int, kind: str | None = None, size: Size | None
     """The scene of a seed, with all questions it can be asked; arguments as in [`make_sample`]."""
     chosen = open_world(world)
     rng = random.Random(f"{world} {seed}")
-    drawn = (rng.randint(LEAST, MOST), rng.randint(LEAST, MOST))
+    drawn = (rng.randint(*chosen.sides), rng.randint(*chosen.sides))
     width, height = drawn if size is None else size
     # at most twice as long as wide, whatever was drawn
     width, height = max(width, (height + 1) // 2), max(height, (width + 1) // 2)
@@ -166,7 +171,8 @@ def make_sample(
         world (`str`): see [`list_worlds`].
         seed (`int`): see [`split_seed`].
         kind (`str`, *optional*): one kind of questions; by default the seed decides.
-        size (`tuple[int, int]`, *optional*): width and height in pixels; by default the seed decides, 128 to 512.
+        size (`tuple[int, int]`, *optional*): width and height in pixels; by default the seed decides, within
+            the world's `sides`.
         varied (`bool`, *optional*, defaults to `False`): write also with DejaVu, where matplotlib is installed; a seed
             then gives the same sample only where the same fonts are.
 

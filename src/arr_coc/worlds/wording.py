@@ -35,6 +35,23 @@ _WORDINGS: dict[str, tuple[str, ...]] = {
         "what does the {color} word say?",
     ),
     "read_only": ("what does the text say?", "what is written here?", "read the text.", "what does it say?"),
+    "page_value": (
+        "what is the {key}?",
+        "which {key} is written here?",
+        "read the {key}.",
+        "what does it say for {key}?",
+    ),
+    "page_cell": ("what is the {key} of the {item}?", "which {key} has the {item}?", "read the {key} of the {item}."),
+    "page_title": ("what is the title?", "which title is written here?", "read the title.", "what does the title say?"),
+    "page_footnote": ("what does the footnote say?", "what is the footnote?", "read the footnote."),
+    "needle": (
+        "what does the sign next to the {color} {shape} say?",
+        "what is written next to the {color} {shape}?",
+        "read the sign next to the {color} {shape}.",
+    ),
+    "presence": ("is there {name}?", "is there {name} in the picture?", "do you see {name}?", "can you see {name}?"),
+    "photo_count": ("how many {name} are there?", "how many {name} are in the picture?", "how many {name} do you see?"),
+    "photo_side": ("what {group} is on the {side}?", "which {group} is on the {side}?"),
     "unusual": ("what is unusual?", "which one is unusual?", "what does not belong here?", "which is the odd one out?"),
     "overview": ("what is in the picture?", "what do you see?", "what is there?", "describe the picture."),
 }
