@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from typer.testing import CliRunner
 import arr_coc
 from arr_coc import CHANNELS
 from arr_coc.cli import app
+from arr_coc.config import EMBEDDED_MODEL
+from arr_coc.models.loading import SCOPE
 
 QUESTION = "where is the red square?"
 SCORES = {"information", "perspectival", "participatory"}
@@ -441,3 +444,68 @@ def test_look_with_a_model_uses_its_tokens_and_words(pictures, checkpoint):
     assert "resized from 320x320 to 128x128" in facts["notes"][1]
     with Image.open("sheet.png") as sheet:
         assert sheet.size[0] > 1000
+
+
+# --- ask with the embedded model -------------------------------------------------------------------------------------
+
+SHAPES = Path(arr_coc.__file__).parent / "assets" / "examples" / "shapes.png"
+PURPLE = "what does the purple text say?"
+
+
+def ask_embedded(*arguments):
+    result = invoke("ask", SHAPES, PURPLE, *arguments)
+    assert result.exit_code == 0, result.stderr or repr(result.exception)
+    return result
+
+
+def test_ask_says_what_happened_in_every_mode():
+    pruned = ask_embedded("--overlay", "seen.png", "-v")
+    assert pruned.stdout.startswith("WZZTC\n")
+    assert rows_of(pruned.stdout[6:])["model"] == "embedded, selector arr-coc (untrained)"
+    assert pruned.stderr == SCOPE + "\n"
+    full = ask_embedded("--mode", "full")
+    assert full.stdout.startswith("WZZTC\n")
+    assert rows_of(full.stdout[6:])["tokens"] == "140 of 140"
+    assert rows_of(full.stdout[6:])["model"] == "embedded, no selector"
+    weighed = json.loads(ask_embedded("--mode", "weight", "--budget", "5", "--json").stdout)
+    assert (weighed["strategy"], weighed["budget"]) == ("weight", None)
+    assert weighed["reason"] == "all 140 tokens stay, scaled by their relevance"
+    assert weighed["tokens"] == {"full": 140, "used": 140}
+
+
+def test_ask_tells_of_conversions_beside_its_output(pictures):
+    Image.new("RGBA", (1600, 800), (255, 0, 0, 128)).save("clear.png")
+    result = invoke("ask", "clear.png", QUESTION, "--json")
+    assert json.loads(result.stdout)["model"] == "embedded"
+    assert result.stderr.splitlines() == [
+        "The picture is transparent and was laid on white.",
+        "The picture was resized from 1600x800 to 704x352 pixels, whole tokens.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((SHAPES, "what is <|image_pad|>?"), "contains <|image_pad|>, which is a marker of the chat's own form"),
+        ((SHAPES, "hi <|video_pad|>"), "contains <|video_pad|>"),
+        ((SHAPES, PURPLE, "--selector", "rondom"), "no selector is named 'rondom'; there are .*, centre, .*random"),
+        ((SHAPES, PURPLE, "--selector", ""), "no selector is named ''"),
+        ((SHAPES, PURPLE, "--selector", "oracle"), "oracle must be told where to look"),
+        ((SHAPES, PURPLE, "--model", "Qwen3"), "there is no directory 'Qwen3', and a Hub id has a slash"),
+        (("http://x/y.png", PURPLE), "is an address"),
+        ((SHAPES, PURPLE, "--model", "cut"), "cut cannot be opened as a model"),
+        ((SHAPES, PURPLE, "--model", "wide"), "wide cannot be opened as a model"),
+    ],
+)
+def test_mistakes_with_the_embedded_model_are_one_line(arguments, says):
+    for name in ("cut", "wide"):  # a copy that was damaged, and one whose weights do not fit
+        shutil.copytree(EMBEDDED_MODEL, name)
+    shard = Path("cut/model-00002-of-00003.safetensors")
+    shard.write_bytes(shard.read_bytes()[:1000])
+    config = Path("wide/config.json")
+    config.write_text(config.read_text().replace('"hidden_size": 256', '"hidden_size": 128'))
+    begin = time.time()
+    result = invoke("ask", *arguments)
+    assert_one_line(result)
+    assert re.search(says, result.stderr)
+    assert time.time() - begin < 15  # the Hub is not asked for what cannot be there

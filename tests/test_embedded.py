@@ -14,8 +14,8 @@ from PIL import Image
 from transformers.utils.import_utils import is_torchvision_available
 
 from arr_coc import ARRCOCQwen, create_selector
+from arr_coc.config import EMBEDDED_MODEL
 from arr_coc.evaluating import answer_samples, exact_match
-from arr_coc.saving import EMBEDDED_MODEL
 from arr_coc.worlds import Sample, list_worlds, make_sample, open_world, split_seed
 
 ROOT = Path(__file__).parents[1]
@@ -119,6 +119,23 @@ def test_transformers_opens_it_by_itself(vlm):
         options = {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
         own, other = (one.apply_chat_template(chat, **options)["input_ids"] for one in (processor, vlm.processor))
         assert torch.equal(own, other)
+
+
+def test_a_selector_made_for_it_names_it_and_not_a_place(vlm, tmp_path):
+    vlm.selector.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["base_model_name_or_path"] == "embedded"
+    again = ARRCOCQwen.from_pretrained(tmp_path)
+    assert again.model.dtype == torch.float32
+    picture = Image.new("RGB", (256, 256), "red")
+    assert again.answer(picture, "what is there?").text == vlm.answer(picture, "what is there?").text
+    assert ARRCOCQwen.from_pretrained("embedded", "grid", device_map="cpu").model.dtype == torch.float32
+
+
+def test_a_clip_is_refused_where_it_cannot_be_read(vlm):
+    clip = [{"type": "video", "video": "missing.mp4"}, {"type": "text", "text": "what?"}]
+    if getattr(vlm.processor, "video_processor", None) is None:
+        with pytest.raises(ValueError, match="a clip needs torchvision"):
+            vlm.answer([{"role": "user", "content": clip}])
 
 
 def test_its_words_and_tokens_share_a_space(vlm):

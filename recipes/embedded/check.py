@@ -15,9 +15,9 @@ import typer
 from PIL import Image
 
 from arr_coc import load_processor
+from arr_coc.config import EMBEDDED
 from arr_coc.evaluating import answer_samples, exact_match
 from arr_coc.models.loading import load_model, load_selector
-from arr_coc.saving import EMBEDDED_MODEL
 from arr_coc.worlds import Sample, list_worlds, make_sample, open_world, split_seed
 
 # Least share of exact answers with all tokens.
@@ -50,7 +50,7 @@ def main(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda" if torch.cuda.is_available() else "cpu",
     kinds: Annotated[str, typer.Option(help="Only these kinds, with commas.")] = "",
 ) -> None:
-    directory = EMBEDDED_MODEL if model is None else str(model)
+    directory = EMBEDDED if model is None else str(model)
     processor = load_processor(directory)
     opened = load_model(directory, dtype=torch.float32).to(device)
     found: dict[str, dict[str, float]] = {}

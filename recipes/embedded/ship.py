@@ -36,10 +36,12 @@ pipeline_tag: image-text-to-text
 A Qwen3-VL of {millions:.1f} million parameters, trained from scratch on drawn scenes
 (`recipes/embedded` makes it again). It stands for a frozen vision-language model: it never saw a pruned prompt.
 
-What it can answer: questions about drawn pictures of 128 to 512 pixels a side, in the grammar below. What it cannot:
-photographs, pages, small print, lower-case text, anything else; it answers all the same, and the answer means nothing.
+What it can answer: one question about one drawn picture of 128 to 512 pixels a side, at most about twice as long as
+wide, in the grammar below: in small letters, American spelling, a few wordings of each. What it cannot: photographs,
+pages, small print, lower-case text, several pictures or turns, anything else; it answers all the same, and the answer
+means nothing. Larger pictures are made smaller, to as many pixels as 512x512 has.
 
-Exact answers on {samples} held-out samples a kind:
+Exact answers on {samples} held-out samples a kind, written in Pillow's own font:
 
 | question | {columns} |
 |---|{rules}|
@@ -71,11 +73,15 @@ def main(
         millions=parameters / 1e6, samples=found["samples"], columns=" | ".join(columns), rules="---|" * len(columns),
         rows="\n".join(rows), strangers=len(strangers), share=found["strangers"],
     )  # fmt: skip
-    shutil.rmtree(TARGET, ignore_errors=True)
-    TARGET.mkdir(parents=True)
+    aside = TARGET.with_name(".embedded")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
     for path in files:
-        shutil.copy(path, TARGET / path.name)
-    (TARGET / "README.md").write_text(card.replace("---||", "---|"))
+        shutil.copy(path, aside / path.name)
+        (aside / path.name).chmod(0o644)
+    (aside / "README.md").write_text(card.replace("---||", "---|"))
+    shutil.rmtree(TARGET, ignore_errors=True)
+    aside.rename(TARGET)
     print(f"{sum(sizes) / 1e6:.1f} MB in {TARGET}")
 
 

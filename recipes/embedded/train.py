@@ -217,7 +217,7 @@ def main(
     model.train()
     trained_from = time.time()
     while (done := (time.time() - trained_from) / seconds) < 1:
-        if len(pool) < 32 or all(left == 0 for _, left in pool):
+        if len(pool) < 32:
             wait = time.time()
             pool.append([take(ready), reuse])
             waited += time.time() - wait

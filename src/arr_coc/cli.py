@@ -86,9 +86,10 @@ def look(
         if out is None and not as_json:
             out = Path("sheet.png")
         # torch is imported only now, so that help and usage errors come at once
-        from arr_coc.commands.look import look as run
+        with Console(stderr=True, highlight=False).status("opening the model and looking"):
+            from arr_coc.commands.look import look as run
 
-        facts = run(image, question, channels, wanted, out, model)
+            facts = run(image, question, channels, wanted, out, model)
     if as_json:
         typer.echo(json.dumps(facts))
     else:
@@ -113,13 +114,13 @@ def ask(
     with _one_line_errors():
         wanted = _parse_budget(budget)
         errors = Console(stderr=True, highlight=False)
-        with errors.status("opening the model"):
+        with errors.status("opening the model and answering"):
             from arr_coc.commands.ask import ask as run
 
             facts = run(image, question, model, selector, mode, wanted, overlay)
-    scope = facts.pop("scope")
-    if verbose:
-        typer.echo(scope, err=True)
+    scope, notes = facts.pop("scope"), facts.pop("notes")
+    for line in [*notes, *([scope] if verbose else [])]:
+        typer.echo(line, err=True)
     if as_json:
         typer.echo(json.dumps(facts))
     else:
@@ -149,11 +150,14 @@ def _print_answer(facts: dict[str, Any], overlay: Path | None) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="dim")
     table.add_column()
-    table.add_row("tokens", f"{facts['tokens']['used']} of {facts['tokens']['full']} (budget {facts['budget']})")
+    budget = "" if facts["budget"] is None else f" (budget {facts['budget']})"
+    table.add_row("tokens", f"{facts['tokens']['used']} of {facts['tokens']['full']}{budget}")
     table.add_row("strategy", f"{facts['strategy']}: {facts['reason']}")
     table.add_row("time", ", ".join(f"{name} {value:.0f} ms" for name, value in facts["timings_ms"].items()))
-    untrained = " (untrained)" if facts["selector"] == "arr-coc" else ""  # a trained one has a place of its own
-    table.add_row("model", f"{facts['model']}, selector {facts['selector']}{untrained}")
+    # a trained one has a place of its own
+    name = facts["selector"]
+    chosen = {None: "no selector", "arr-coc": "selector arr-coc (untrained)"}.get(name, f"selector {name}")
+    table.add_row("model", f"{facts['model']}, {chosen}")
     console.print(table)
     if overlay is not None:
         typer.echo(f"overlay   {overlay}")

@@ -24,6 +24,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, Literal, SupportsIndex, get_args
 
 from arr_coc._version import __version__
@@ -31,6 +32,9 @@ from arr_coc._version import __version__
 ChannelSet = Literal["core", "full"]
 Budget = int | float | Literal["auto"]
 Grid = tuple[int, int, int]
+# The model that comes with the package: its name, and where it lies.
+EMBEDDED = "embedded"
+EMBEDDED_MODEL = str(Path(__file__).parent / "assets" / "embedded")
 
 CHANNEL_SETS: tuple[str, ...] = get_args(ChannelSet)
 
@@ -168,10 +172,11 @@ class ARRCOCConfig:
             changes: further fields.
         """
         config, vision = model.config, model.config.vision_config
+        name = getattr(config, "name_or_path", "")
         fields = {
             "hidden_size": config.get_text_config().hidden_size,
             "cell_pixels": vision.patch_size * getattr(vision, "spatial_merge_size", 1),
-            "base_model_name_or_path": getattr(config, "name_or_path", "") or None,
+            "base_model_name_or_path": EMBEDDED if name == EMBEDDED_MODEL else name or None,
         }
         return cls(**{**fields, **changes})
 

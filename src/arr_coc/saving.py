@@ -28,7 +28,10 @@ from arr_coc.config import ARRCOCConfig
 
 WEIGHTS_NAME = "model.safetensors"
 CONFIG_NAME = "config.json"
-EMBEDDED_MODEL = str(Path(__file__).parent / "assets" / "embedded")  # the model that comes with the package
+
+
+class UnreachableError(FileNotFoundError):
+    """Neither a directory, nor in the cache, and the Hub does not answer."""
 
 
 class PretrainedModule(nn.Module):
@@ -119,7 +122,8 @@ def find_file(directory_or_id: str | Path, name: str, hub: dict[str, Any]) -> Pa
     try:
         return Path(hf_hub_download(repo_id=str(directory_or_id), filename=name, **hub))
     except (LocalEntryNotFoundError, HFValidationError, RepositoryNotFoundError) as error:
-        raise FileNotFoundError(
+        kind = UnreachableError if isinstance(error, LocalEntryNotFoundError) else FileNotFoundError
+        raise kind(
             f"{directory_or_id} is neither a directory nor a selector that can be reached on the Hub "
             f"({type(error).__name__})"
         ) from None

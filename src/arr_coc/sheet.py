@@ -169,10 +169,10 @@ def _tile_size(columns: int, aspect: float) -> tuple[int, int]:
 
 
 def check_target(path: str | Path) -> Path:
-    """Refuse a place where no sheet can be written, before any work is done."""
+    """Refuse a place where no picture can be written, before any work is done."""
     path = Path(path)
     if path.suffix.lower() != ".png":
-        raise ValueError(f"the sheet is a PNG file; {path.name} should end in .png")
+        raise ValueError(f"a PNG file is written; {path.name} should end in .png")
     if path.is_dir():
         raise IsADirectoryError(f"cannot write {path}: it is a folder; give a file name")
     if not path.parent.is_dir():

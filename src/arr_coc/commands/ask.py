@@ -9,12 +9,12 @@ import numpy as np
 from PIL import Image
 
 from arr_coc.balancing import SCORES, TENSIONS
-from arr_coc.commands.look import rounded
-from arr_coc.config import Budget
+from arr_coc.commands.look import check_picture, resized_note, rounded
+from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, ARRCOCConfig, Budget
 from arr_coc.models.answering import Answer, ARRCOCQwen
 from arr_coc.models.loading import SCOPE, quiet_loading, recorded_base
-from arr_coc.models.messages import make_messages, open_shown
-from arr_coc.saving import EMBEDDED_MODEL
+from arr_coc.models.messages import make_messages
+from arr_coc.pictures import open_picture
 from arr_coc.sheet import check_target, save_image, show_kept
 
 
@@ -32,7 +32,11 @@ def ask(
         check_target(overlay)
         if overlay.exists() and path.exists() and overlay.samefile(path):
             raise ValueError(f"{overlay} is the picture itself; give another --overlay")
-    picture = open_shown(str(path))
+    check_picture(path)
+    if selector == "oracle":
+        raise ValueError("oracle must be told where to look, which the command line cannot; use another selector")
+    opened = open_picture(path)
+    picture = opened.image
     make_messages(picture, question)  # refuses an empty one before anything is opened
     quiet_loading()
     vlm = ARRCOCQwen.from_pretrained(model, selector)
@@ -41,19 +45,26 @@ def ask(
         save_image(draw_overlay(picture, answer), overlay)
     output = answer.output
     embedded = vlm.config.name_or_path == EMBEDDED_MODEL
-    name = "embedded" if embedded else vlm.config.name_or_path
+    name = EMBEDDED if embedded else vlm.config.name_or_path
+    chosen = selector or ("arr-coc" if model is None or recorded_base(model) is None else model)
+    cell = ARRCOCConfig.for_model(vlm.model).cell_pixels
+    (_, rows, columns), _ = answer.kept[0]
+    notes = [f"The picture {note}." for note in opened.notes]
+    if chosen not in ("downsample", "half-and-half"):  # which change its size themselves
+        notes += resized_note(picture.size, (columns * cell, rows * cell))
     return {
         "answer": answer.text,
         "mode": mode,
         "tokens": {"full": answer.tokens.full, "used": answer.tokens.used},
-        "budget": None if mode == "full" else budget,
+        "budget": budget if mode == "prune" else None,
         "strategy": answer.strategy,
         "reason": answer.reason,
         "weights": None if output is None else dict(zip(SCORES, rounded(output.weights[0].tolist()), strict=True)),
         "tensions": None if output is None else dict(zip(TENSIONS, rounded(output.tensions[0].tolist()), strict=True)),
         "timings_ms": answer.timings_ms,
         "model": name,
-        "selector": selector or ("arr-coc" if model is None or recorded_base(model) is None else model),
+        "selector": None if mode == "full" else chosen,
+        "notes": notes,
         "scope": SCOPE if embedded else f"what {name} can be asked is in its own model card",
     }
 

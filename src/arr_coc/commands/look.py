@@ -12,12 +12,11 @@ from PIL import Image
 from torch import Tensor
 
 from arr_coc.balancing import SCORES, TENSIONS
-from arr_coc.config import ARRCOCConfig, Budget, Grid
+from arr_coc.config import EMBEDDED, ARRCOCConfig, Budget, Grid
 from arr_coc.layer import ARRCOCLayer
 from arr_coc.models.family import open_family
 from arr_coc.models.loading import load_model, load_processor, quiet_loading
 from arr_coc.pictures import open_picture
-from arr_coc.saving import EMBEDDED_MODEL
 from arr_coc.sheet import check_target, draw_sheet, save_image
 
 
@@ -47,8 +46,7 @@ def look(
     """Look at a picture and draw the sheet; returns what the command prints."""
     if not re.search(r"\w", question):
         raise ValueError("the question has no words; ask something, for instance 'what does the red text say?'")
-    if str(path).startswith(("http:", "https:")):
-        raise ValueError(f"{path} is an address; only files are read, so download it first")
+    check_picture(path)
     if out is not None:
         check_target(out)
         if out.exists() and path.exists() and out.samefile(path):
@@ -56,15 +54,13 @@ def look(
     ARRCOCConfig(hidden_size=1, channels=channels)  # type: ignore[arg-type]  # refuses unknown channels early
     opened = open_picture(path)
     with torch.inference_mode():
-        seen = see(opened.image, question, model or EMBEDDED_MODEL)
+        seen = see(opened.image, question, model or EMBEDDED)
         config = replace(seen.config, channels=channels)  # type: ignore[arg-type]  # checked above
         output = ARRCOCLayer(config).eval()(
             seen.tokens, seen.words, grid=seen.grid, picture=seen.picture, budget=budget, details=True
         )
     notes = [f"Tokens and words: {model or 'the embedded model'}. Selector: untrained layer."]
-    if seen.image.size != opened.image.size:
-        was, now = opened.image.size, seen.image.size
-        notes.append(f"The picture was resized from {was[0]}x{was[1]} to {now[0]}x{now[1]} pixels, whole tokens.")
+    notes += resized_note(opened.image.size, seen.image.size)
     notes += [f"The picture {note}." for note in opened.notes]
     if out is not None:
         save_image(draw_sheet(seen.image, question.strip(), output, channels, tuple(notes)), out)
@@ -103,6 +99,20 @@ def see(image: Image.Image, question: str, directory: str) -> Seen:
     config = ARRCOCConfig.for_model(model)
     grid = family.grids(inputs, "image")[0]
     return Seen(tokens[None], words[None], grid, pictures[0], Image.fromarray(pixels.numpy()), config, read)
+
+
+def check_picture(path: Path) -> None:
+    """Refuse an address."""
+    if str(path).startswith(("http:", "https:")):
+        raise ValueError(f"{path} is an address; only files are read, so download it first")
+
+
+def resized_note(before: tuple[int, int], after: tuple[int, int]) -> list[str]:
+    """What is said of a picture that the model reads at another size."""
+    if before == after:
+        return []
+    was, now = f"{before[0]}x{before[1]}", f"{after[0]}x{after[1]}"
+    return [f"The picture was resized from {was} to {now} pixels, whole tokens."]
 
 
 def rounded(values: list[float]) -> list[float]:

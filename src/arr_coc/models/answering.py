@@ -13,25 +13,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from arr_coc.baselines import FullSelector
-from arr_coc.config import Budget, Grid
+from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, Budget, Grid
 from arr_coc.models.asking import ChatTokens
 from arr_coc.models.attaching import Replacement
 from arr_coc.models.building import Mode
 from arr_coc.models.calling import SelectingCalls, check_generation
 from arr_coc.models.family import open_family
-from arr_coc.models.loading import load_model, load_processor, load_selector, recorded_base
-from arr_coc.models.messages import Message, Shown, make_messages
+from arr_coc.models.loading import find_base, load_model, load_processor, load_selector
+from arr_coc.models.messages import Message, Shown, check_messages, make_messages
 from arr_coc.models.preparing import OnError, Prepared, Settings, check_selector, prepare_with_outputs
 from arr_coc.models.stages import Stopwatch
-from arr_coc.saving import EMBEDDED_MODEL
-from arr_coc.selecting import (
-    ARRCOCOutput,
-    PictureSelector,
-    Selector,
-    TokenSelector,
-    list_selectors,
-    selector_name,
-)
+from arr_coc.selecting import ARRCOCOutput, Selector, selector_name
 
 AnswerMode = Literal["full", "prune", "weight"]
 STAGES = ("encode", "select", "prefill", "decode")
@@ -54,7 +46,7 @@ class Answer:
         outputs (`tuple[ARRCOCOutput | None, ...]`): what the selector saw, one per picture.
         kept (`tuple[tuple[Grid, ndarray], ...]`): for each picture its grid and the cells whose tokens were read.
         tokens (`TokenCount`): `full` and `used`.
-        strategy (`str`): how tokens were chosen: `"relevance"`, `"grid"`, `"all"`, or the selector's own.
+        strategy (`str`): how tokens were chosen: `"relevance"`, `"grid"`, `"all"`, `"weight"`, or the selector's own.
         reason (`str`): why, in words.
         timings_ms (`dict[str, float]`): milliseconds by stage: encode, select, prefill, decode.
     """
@@ -91,9 +83,12 @@ class ARRCOCQwen(nn.Module):
 
     ```python
     >>> from arr_coc import ARRCOCQwen
-    >>> vlm = ARRCOCQwen.from_pretrained("Qwen/Qwen3-VL-2B-Instruct")  # doctest: +SKIP
-    >>> vlm.answer("photo.jpg", "what does the sign say?", budget=0.25).text  # doctest: +SKIP
-    'STOP'
+    >>> from importlib.resources import files
+    >>> vlm = ARRCOCQwen.from_pretrained()  # or "Qwen/Qwen3-VL-2B-Instruct"
+    >>> picture = files("arr_coc") / "assets" / "examples" / "camouflage.png"
+    >>> answer = vlm.answer(picture, "what does the gray text say?", budget=0.25)
+    >>> answer.text, answer.tokens.used, answer.tokens.full
+    ('LSNHZ', 35, 140)
 
     ```
     """
@@ -180,26 +175,18 @@ class ARRCOCQwen(nn.Module):
 
         Args:
             base (`str` or `Path`, *optional*): directory or Hub id of a supported model; of a selector, to open the
-                base it records. By default the embedded model.
+                base it records. By default, and as `"embedded"`, the embedded model.
             selector (`str`, `Path` or selector, *optional*): a registered name, a directory, a Hub id, or a selector
                 itself. By default the untrained layer, which is said in the log.
             mode, budget, query_layers, on_error: as in [`prepare`].
-            dtype, device_map, attn_implementation, revision: of the base, as in transformers.
+            dtype, device_map, attn_implementation, revision: of the base, as in transformers; the embedded model is
+                opened in float32 unless a dtype is named.
             cache_dir, local_files_only, token: of the Hub, for all parts.
             model_kwargs: further arguments for the base, such as `quantization_config`.
         """
         hub = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
-        if base is not None and selector is None and recorded_base(base, **hub) is not None:
-            base, selector = None, base
-        if base is None:
-            own = selector is None or isinstance(selector, TokenSelector | PictureSelector)
-            if own or str(selector) in list_selectors():
-                base = EMBEDDED_MODEL
-            elif not isinstance(selector, str | Path):
-                raise TypeError(f"`selector` must be a name, a directory, a Hub id or a selector, got {selector!r}")
-            elif not (base := recorded_base(selector, **hub)):
-                raise ValueError(f"{selector} is no selector that records its base model; name one with `base`")
-        if dtype == "auto" and base == EMBEDDED_MODEL and device_map is None:
+        base, selector = find_base(base, selector, **hub)
+        if dtype == "auto" and str(base) in (EMBEDDED, EMBEDDED_MODEL):
             dtype = torch.float32  # small enough, and CPUs are slow in bf16
         of_base = {**hub, "revision": revision}
         placed = {} if device_map is None else {"device_map": device_map}
@@ -250,8 +237,10 @@ class ARRCOCQwen(nn.Module):
             mode="prune" if mode == "full" else mode,
             budget=calls.settings.budget if budget is None else budget,
         )
+        messages = make_messages(pictures, question)
+        check_messages(messages, self.processor)
         inputs = self.processor.apply_chat_template(
-            make_messages(pictures, question),
+            messages,
             add_generation_prompt=True,
             tokenize=True,
             return_dict=True,
@@ -303,6 +292,8 @@ def _explain(prepared: Prepared, mode: str, selector: Selector) -> tuple[str, st
         return "all", f"selection failed: {prepared.failure}"
     if mode == "full" or not prepared.outputs:
         return "all", "mode is full" if prepared.outputs else "there is no picture"
+    if mode == "weight":
+        return "weight", f"all {prepared.full} tokens stay, scaled by their relevance"
     seen = [output for output in prepared.outputs if output is not None]
     if not seen:
         return selector_name(selector), "this selector gives no reasons"

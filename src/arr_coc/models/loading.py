@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import json
 import logging
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub.utils.logging import set_verbosity as set_hub_verbosity
+from safetensors import SafetensorError
 from torch import nn
 from transformers.utils.import_utils import is_torchvision_available
 
-from arr_coc.config import ARRCOCConfig
+from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, ARRCOCConfig
 from arr_coc.layer import ARRCOCLayer
 from arr_coc.models.family import Family, family_class
-from arr_coc.saving import CONFIG_NAME, find_file
+from arr_coc.saving import CONFIG_NAME, UnreachableError, find_file
 from arr_coc.selecting import PictureSelector, Selector, TokenSelector, create_selector, list_selectors
 
 logger = logging.getLogger(__name__)
@@ -27,7 +29,8 @@ logger = logging.getLogger(__name__)
 # What the embedded model was made for, in one line.
 SCOPE = (
     "the embedded model knows drawn scenes of 128 to 512 pixels a side: colors, counts, sides and sizes of shapes, "
-    "capitals and digits to read, and what is odd; anything else gets an answer, but not a true one"
+    "capitals and digits to read, and what is odd, asked in small letters about one picture; anything else gets an "
+    "answer, but not a true one"
 )
 _HUB = ("revision", "cache_dir", "local_files_only", "token")
 
@@ -45,14 +48,16 @@ def load_processor(directory_or_id: str | Path, **hub: Any) -> Any:
     """Open a model's processor, also where torchvision is not installed; then without clips.
 
     Args:
-        directory_or_id (`str` or `Path`): a directory, or a Hub id such as `Qwen/Qwen3-VL-2B-Instruct`.
+        directory_or_id (`str` or `Path`): a directory, a Hub id such as `Qwen/Qwen3-VL-2B-Instruct`, or `"embedded"`.
         hub: `revision`, `cache_dir`, `local_files_only`, `token`, as in transformers.
 
     Example:
 
     ```python
     >>> from arr_coc import load_processor
-    >>> processor = load_processor("Qwen/Qwen3-VL-2B-Instruct")  # doctest: +SKIP
+    >>> processor = load_processor("embedded")
+    >>> processor.tokenizer.tokenize("what does the red text say?")[-2:]
+    ['▁say', '?']
 
     ```
     """
@@ -86,13 +91,17 @@ def load_model(directory_or_id: str | Path, **kwargs: Any) -> nn.Module:
 
 
 def _find_family(directory_or_id: str | Path, hub: dict[str, Any]) -> type[Family]:
+    name = str(directory_or_id)
+    if "/" not in name and name != EMBEDDED and not os.path.isdir(name):
+        raise ValueError(f"there is no directory {name!r}, and a Hub id has a slash, as Qwen/Qwen3-VL-2B-Instruct")
     return family_class(_opened(transformers.AutoConfig, directory_or_id, hub).model_type)
 
 
 def _opened(cls: Any, directory_or_id: str | Path, kwargs: dict[str, Any]) -> Any:
+    place = EMBEDDED_MODEL if str(directory_or_id) == EMBEDDED else str(directory_or_id)
     try:
-        return cls.from_pretrained(str(directory_or_id), **kwargs)
-    except (OSError, ValueError) as error:
+        return cls.from_pretrained(place, **kwargs)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split()).split(". ")[0]
         raise ValueError(f"{directory_or_id} cannot be opened as {_noun(cls)}: {reason}") from None
 
@@ -103,13 +112,43 @@ def _noun(cls: Any) -> str:
 
 def recorded_base(directory_or_id: str | Path, **hub: Any) -> str | None:
     """The base model that a selector records; an empty string if none, None if this is no selector at all."""
+    if "/" not in str(directory_or_id) and not os.path.isdir(directory_or_id):
+        return None  # a name, which the Hub need not be asked for
     try:
         values = json.loads(find_file(directory_or_id, CONFIG_NAME, hub).read_text(encoding="utf-8"))
+    except UnreachableError:
+        raise ValueError(f"{directory_or_id} is no directory, and the Hub cannot be reached for it") from None
     except (OSError, ValueError):
         return None
     if not isinstance(values, dict) or "arr_coc_version" not in values:
         return None
     return str(values.get("base_model_name_or_path") or "")
+
+
+def find_base(
+    base: str | Path | None, selector: str | Path | Selector | None, **hub: Any
+) -> tuple[str | Path, str | Path | Selector | None]:
+    """Which model and which selector are meant, where one of them was left out."""
+    if base is not None:
+        if selector is not None or recorded_base(base, **hub) is None:
+            return base, selector
+        selector = base
+    if selector is None or isinstance(selector, TokenSelector | PictureSelector) or str(selector) in list_selectors():
+        return EMBEDDED, selector
+    if not isinstance(selector, str | Path):
+        raise TypeError(f"`selector` must be a name, a directory, a Hub id or a selector, got {selector!r}")
+    _check_place(selector)
+    recorded = recorded_base(selector, **hub)
+    if not recorded:
+        raise ValueError(f"{selector} is no selector that records its base model; name one with `base`")
+    return recorded, selector
+
+
+def _check_place(selector: str | Path) -> None:
+    """Refuse what is neither the name of a selector, nor a directory, nor has the form of a Hub id."""
+    if "/" not in str(selector) and not os.path.isdir(selector):
+        names = ", ".join(list_selectors())
+        raise ValueError(f"no selector is named {str(selector)!r}; there are {names}, or a directory, or a Hub id")
 
 
 def load_selector(selector: str | Path | Selector | None, model: nn.Module, **hub: Any) -> Selector:
@@ -134,6 +173,7 @@ def load_selector(selector: str | Path | Selector | None, model: nn.Module, **hu
     elif str(selector) in list_selectors():
         opened = create_selector(str(selector))
     else:
+        _check_place(selector)
         opened = ARRCOCLayer.from_pretrained(selector, **hub)
     for part in (opened, getattr(opened, "beside", None)):
         if isinstance(part, ARRCOCLayer):

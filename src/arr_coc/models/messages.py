@@ -57,6 +57,20 @@ def _open_content(content: Any) -> list[Any]:
     return opened
 
 
+def check_messages(messages: list[dict[str, Any]], processor: Any) -> None:
+    """Refuse clips that the processor cannot read, and texts that hold markers of the chat's own form."""
+    parts = [part for message in messages for part in message["content"]]
+    clips = any("video" in (part.get("type"), *part) for part in parts)
+    if clips and getattr(processor, "video_processor", None) is None:
+        raise ValueError("a clip needs torchvision, which is not installed; give pictures")
+    markers = sorted({str(token) for token in processor.tokenizer.all_special_tokens}, key=len, reverse=True)
+    for part in parts:
+        text = part.get("text")
+        found = next((marker for marker in markers if isinstance(text, str) and marker in text), None)
+        if found is not None:
+            raise ValueError(f"the text contains {found}, which is a marker of the chat's own form; leave it out")
+
+
 def open_shown(picture: Any) -> Image.Image:
     """Open a picture, upright and on white, however it was given."""
     if isinstance(picture, np.ndarray):

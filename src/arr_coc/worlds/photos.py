@@ -91,16 +91,20 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def photo_scene(photo: Photo, rng: random.Random, absent: tuple[str, ...] = ()) -> Scene:
+def photo_scene(
+    photo: Photo, rng: random.Random, absent: tuple[str, ...] = (), picture: Image.Image | None = None
+) -> Scene:
     """A photograph with all questions that its boxes answer.
 
     Args:
         photo (`Photo`): from [`read_photos`].
         rng (`random.Random`): decides the wording.
         absent (`tuple[str, ...]`, *optional*): names to ask for that are not in it.
+        picture (`PIL.Image.Image`, *optional*): by default the file is opened.
     """
-    with Image.open(photo.path) as file:
-        picture = file.convert("RGB")
+    if picture is None:
+        with Image.open(photo.path) as file:
+            picture = file.convert("RGB")
     boxes: dict[str, list[Box]] = defaultdict(list)
     for name, box in photo.things:
         boxes[name].append(box)
