@@ -4,6 +4,7 @@ import random
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -11,6 +12,7 @@ from PIL import Image
 
 from arr_coc import ChatTokens, load_processor
 from arr_coc.models.loading import load_model
+from arr_coc.worlds.photos import Photo
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "embedded"
 
@@ -21,10 +23,11 @@ def import_recipe():
     try:
         import data
         import fast
+        import looking
         import parts
     finally:
         sys.path.remove(str(RECIPE))
-    return parts, data, fast
+    return parts, data, fast, looking
 
 
 @pytest.fixture(scope="module", name="tokenizer")
@@ -56,21 +59,24 @@ def test_any_text_can_be_asked(tokenizer):
 
 
 def test_every_word_of_the_worlds_is_one_token(recipe, tokenizer):
-    _, data, _ = recipe
-    for word in data.SEEN:
-        assert len(tokenizer.encode(word, add_special_tokens=False)) == 1, word
-    for world, kind in data.MIX:
-        from arr_coc.worlds import make_sample
+    _, data, *_ = recipe
+    from arr_coc.worlds import make_sample
 
+    for word in data.SEEN:
+        tokens = tokenizer.tokenize(word)
+        assert len(tokens) == len(word.split()), tokens  # "traffic light" has two
+    kinds = [kind for part in data.COURSES["wide"] for kind in part.kinds if kind[0] != "photos"]
+    for world, kind in kinds:
         for seed in range(8):
-            sample = make_sample(world, seed, kind)
+            sample = make_sample(world, seed, kind, (512, 512))
             tokens = tokenizer.tokenize(sample.question)
             assert tokenizer.unk_token not in tokens
             assert sum(len(token) == 1 and token.islower() for token in tokens) <= 2, tokens  # a plural
+            assert tokenizer.decode(tokenizer.encode(sample.answer, add_special_tokens=False)) == sample.answer
 
 
 def test_the_processor_opens_from_a_directory_and_knows_its_chat(recipe, tmp_path):
-    parts, _, _ = recipe
+    parts, *_ = recipe
     processor = parts.make_processor()
     processor.save_pretrained(tmp_path)
     parts.make_config(processor.tokenizer).save_pretrained(tmp_path)
@@ -89,7 +95,7 @@ def test_the_processor_opens_from_a_directory_and_knows_its_chat(recipe, tmp_pat
 
 @torch.no_grad()
 def test_the_fast_path_is_the_model_with_each_question_by_itself(recipe, tokenizer):
-    parts, data, fast = recipe
+    parts, data, fast, _ = recipe
     torch.manual_seed(0)
     config = parts.make_config(tokenizer)
     model = transformers.Qwen3VLForConditionalGeneration(config).eval()
@@ -122,7 +128,7 @@ def test_the_fast_path_is_the_model_with_each_question_by_itself(recipe, tokeniz
 
 
 def test_seen_words_lie_under_their_tokens(recipe):
-    _, data, _ = recipe
+    _, data, *_ = recipe
     from arr_coc.worlds import draw_scene
 
     scene = draw_scene("scenes", 3, "color", (256, 192))
@@ -131,7 +137,7 @@ def test_seen_words_lie_under_their_tokens(recipe):
     for thing in scene.things:
         x, y = (thing.box[0] + thing.box[2]) / 2, (thing.box[1] + thing.box[3]) / 2
         under = seen[int(y // 32) * 8 + int(x // 32)]
-        assert all(under[data.SEEN.index(word)] for word in thing.words), thing
+        assert all(under[data.PLACES[word]] for word in thing.words), thing
     blank = draw_scene("void", 3, "void_count", (256, 192))
     assert data.seen_words(blank, 6, 8).sum() == 0
 
@@ -141,7 +147,7 @@ def test_a_saved_model_opens_and_answers(recipe, tokenizer, tmp_path):
     from arr_coc.evaluating import answer_samples, exact_match
     from arr_coc.worlds import make_sample
 
-    parts, _, _ = recipe
+    parts, *_ = recipe
     processor = parts.make_processor()
     config = parts.make_config(tokenizer)
     model = transformers.Qwen3VLForConditionalGeneration(config).to(torch.bfloat16)
@@ -163,3 +169,43 @@ def test_a_saved_model_opens_and_answers(recipe, tokenizer, tmp_path):
         assert len(answers) == 3
     assert exact_match(samples, [sample.answer for sample in samples]) == 1.0
     assert exact_match(samples, ["no"] * 3) == 0.0
+
+
+def test_where_things_are_is_measured_by_rank(recipe, tmp_path):
+    looking = recipe[3]
+    inside = np.array([True, True, False, False])
+    assert looking.area_under_curve(np.array([3.0, 2.0, 1.0, 0.0]), inside) == 1
+    assert looking.area_under_curve(np.array([0.0, 1.0, 2.0, 3.0]), inside) == 0
+    assert looking.area_under_curve(np.array([1.0, 1.0, 1.0, 1.0]), inside) == 0.5
+    assert looking.area_under_curve(np.array([2.0, 0.0, 1.0, 1.0]), inside) == 0.5
+    assert looking.under_boxes([(0, 0, 10, 10)], (40, 20), (2, 4)).tolist() == [True] + [False] * 7
+    assert looking.under_boxes([(38, 18, 39, 19)], (40, 20), (2, 4)).tolist() == [False] * 7 + [True]
+    picture = Image.new("RGB", (256, 256), "white")
+    picture.paste("red", (32, 32, 128, 128))
+    picture.save(tmp_path / "a.png")
+    photo = Photo(tmp_path / "a.png", (256, 256), (("red", (32.0, 32.0, 128.0, 128.0)),))
+    model, processor = load_model("embedded", dtype=torch.float32), load_processor("embedded")
+    assert looking.where_auc(model, processor, [photo], least=1)["red"] > 0.9
+    assert looking.where_auc(model, processor, [photo], least=2) == {}
+
+
+def test_part_of_a_photograph_keeps_its_boxes_true(recipe, tmp_path):
+    """The red thing lies in its box, however the picture is cut or mirrored."""
+    _, data, *_ = recipe
+    picture = Image.new("RGB", (192, 192), "white")
+    picture.paste("red", (20, 60, 70, 120))
+    picture.save(tmp_path / "a.png")
+    photo = Photo(tmp_path / "a.png", (192, 192), (("dog", (20.0, 60.0, 70.0, 120.0)),))
+    kept = 0
+    for seed in range(40):
+        part, shown = data.augment(photo, random.Random(seed))
+        red = np.asarray(shown)[:, :, 1] < 128
+        assert shown.size == part.size
+        if part.things:
+            kept += 1
+            left, top, right, bottom = map(round, part.things[0][1])
+            assert red[top:bottom, left:right].all()
+            assert red.sum() == (bottom - top) * (right - left)
+        else:
+            assert not red.any() or "dog" in part.crowds
+    assert kept > 20

@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
+from courses import COURSES, Kind, Part, augment
 from PIL import Image
 from torch import Tensor
 
-from arr_coc.worlds import draw_scene, split_seed
+from arr_coc.worlds import Scene, draw_scene, split_seed
 from arr_coc.worlds.drawing import CHARACTERS, COLOURS, SHAPES
-from arr_coc.worlds.sampling import Scene
+from arr_coc.worlds.pages import COLUMNS, ITEMS, KEYS
+from arr_coc.worlds.photos import Photo, class_names, photo_scene, presence_samples
+from arr_coc.worlds.sampling import Question
 
 CELL = 32
 # What lies under a token, said with words of the vocabulary.
-SEEN = (*COLOURS, *SHAPES, "text", *CHARACTERS)
-# How often each kind of scene is drawn.
-MIX = {
-    ("scenes", "color"): 7,
-    ("scenes", "count_shape"): 11,
-    ("scenes", "count_color"): 9,
-    ("scenes", "relation"): 12,
-    ("scenes", "read"): 18,
-    ("scenes", "unusual"): 10,
-    ("scenes", "overview"): 12,
-    ("camouflage", "camouflage"): 12,
-    ("void", "void_count"): 4,
-    ("void", "void_read"): 8,
-}
+DRAWN = (*COLOURS, *SHAPES, "text", *CHARACTERS, "title", "footnote", "sign", *dict.fromkeys((*KEYS, *ITEMS, *COLUMNS)))
+# COCO's classes, in its order.
+CLASSES = (
+    *("person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat", "traffic light"),
+    *("fire hydrant", "stop sign", "parking meter", "bench", "bird", "cat", "dog", "horse", "sheep", "cow", "elephant"),
+    *("bear", "zebra", "giraffe", "backpack", "umbrella", "handbag", "tie", "suitcase", "frisbee", "skis", "snowboard"),
+    *("sports ball", "kite", "baseball bat", "baseball glove", "skateboard", "surfboard", "tennis racket", "bottle"),
+    *("wine glass", "cup", "fork", "knife", "spoon", "bowl", "banana", "apple", "sandwich", "orange", "broccoli"),
+    *("carrot", "hot dog", "pizza", "donut", "cake", "chair", "couch", "potted plant", "bed", "dining table", "toilet"),
+    *("tv", "laptop", "mouse", "remote", "keyboard", "cell phone", "microwave", "oven", "toaster", "sink"),
+    *("refrigerator", "book", "clock", "vase", "scissors", "teddy bear", "hair drier", "toothbrush"),
+)
+SEEN = tuple(dict.fromkeys((*DRAWN, *CLASSES)))
+PLACES = {word: place for place, word in enumerate(SEEN)}
 QUESTIONS = 5
 
 
@@ -52,7 +56,8 @@ def seen_words(scene: Scene, rows: int, columns: int) -> np.ndarray:
             row, column = int((top + bottom) / 2 // CELL), int((left + right) / 2 // CELL)
             under[min(rows - 1, max(0, row)), min(columns - 1, max(0, column))] = True
         for word in thing.words:
-            found[:, :, SEEN.index(word)] |= under
+            if word in PLACES:
+                found[:, :, PLACES[word]] |= under
     return found.reshape(rows * columns, -1)
 
 
@@ -62,10 +67,17 @@ class Batcher:
     Args:
         tokenizer (`PreTrainedTokenizerFast`): of the model.
         tokens (`int`): visual tokens of a batch.
+        course (`str`, *optional*, defaults to `"scenes"`): what is drawn, see `courses.py`.
+        photos (`dict[str, list[Photo]]`, *optional*): photographs by split.
     """
 
-    def __init__(self, tokenizer: Any, tokens: int) -> None:
+    def __init__(
+        self, tokenizer: Any, tokens: int, course: str = "scenes", photos: dict[str, list[Photo]] | None = None
+    ) -> None:
         self.tokens = tokens
+        self.photos = photos or {}
+        self.names = {split: _frequencies(found) for split, found in self.photos.items()}
+        self.course = [part for part in COURSES[course] if self.photos or ("photos", "presence") not in part.kinds]
         marker = tokenizer.convert_tokens_to_ids
         encode = lambda text: tokenizer.encode(text, add_special_tokens=False)  # noqa: E731
         self.before = [marker("<|im_start|>"), *encode("user\n"), marker("<|vision_start|>")]
@@ -75,21 +87,55 @@ class Batcher:
         self.image = marker("<|image_pad|>")
         self.encode = encode
 
-    def __call__(
-        self, split: str, first: int, rng: random.Random, only: tuple[str, str] | None = None, varied: bool = True
+    def __call__(self, split: str, first: int, rng: random.Random, done: float = 1.0) -> dict[str, Any]:
+        """A batch of scenes of one size, from consecutive seeds, as training has come (0 to 1)."""
+        part = rng.choices(self.course, [part.share for part in self.course])[0]
+        grid = part.grid(rng, done)
+        scenes, kinds = [], []
+        for place in range(min(512, max(8, self.tokens // (grid[0] * grid[1])))):
+            kind = rng.choices(list(part.kinds), list(part.kinds.values()))[0]
+            scenes.append(self.draw(split, first + place, kind, grid, rng, varied=True))
+            kinds.append(kind[1])
+        return self.put_together(scenes, kinds, grid, rng, QUESTIONS)
+
+    def held(self, split: str, first: int, kind: Kind, part: Part, rng: random.Random) -> dict[str, Any]:
+        """A batch of one kind, one question each, to measure on."""
+        grid = part.grid(rng, 0.45)  # as large as needles of 1024 pixels
+        count = min(512, max(8, self.tokens // (grid[0] * grid[1])))
+        if kind[0] == "photos":
+            grid = (6, 6)
+            scenes = [
+                Scene(one.picture, (Question(one.kind, one.question, one.answer),))
+                for one in presence_samples(self.photos[split], first)[:512]
+            ]
+        else:
+            scenes = [self.draw(split, first + place, kind, grid, rng, varied=False) for place in range(count)]
+        return self.put_together(scenes, [kind[1]] * len(scenes), grid, rng, 1) | {"kind": kind[1]}
+
+    def draw(
+        self, split: str, index: int, kind: Kind, grid: tuple[int, int], rng: random.Random, varied: bool
+    ) -> Scene:
+        """A scene of about a size; half of them are resized to it, as a processor would."""
+        if kind[0] == "photos":
+            photo = rng.choice(self.photos[split])
+            names, weights = self.names[split]
+            absent = tuple(dict.fromkeys(rng.choices(names, weights, k=4)))
+            part, picture = augment(photo, rng)
+            return photo_scene(part, rng, absent, picture)
+        off = (rng.randint(-15, 15), rng.randint(-15, 15)) if rng.random() < 0.5 else (0, 0)
+        size = (max(128, grid[1] * CELL + off[0]), max(128, grid[0] * CELL + off[1]))
+        return draw_scene(kind[0], split_seed(split, index), kind[1], size, varied)  # type: ignore[arg-type]
+
+    def put_together(
+        self, scenes: list[Scene], kinds: list[str], grid: tuple[int, int], rng: random.Random, most: int
     ) -> dict[str, Any]:
-        """A batch of scenes of one size, from consecutive seeds; half of them resized, as a processor would."""
-        rows, columns = draw_grid(rng)
-        count = min(512, max(32, self.tokens // (rows * columns)))
-        total, size = rows * columns, (columns * CELL, rows * CELL)
-        pictures = np.empty((count, size[1], size[0], 3), dtype=np.uint8)
-        seen = np.zeros((count, total, len(SEEN)), dtype=np.uint8)
-        lines, kinds = [], []
-        for place in range(count):
-            world, kind = only or rng.choices(list(MIX), list(MIX.values()))[0]
-            off = (rng.randint(-15, 15), rng.randint(-15, 15)) if rng.random() < 0.5 else (0, 0)
-            drawn = (max(128, size[0] + off[0]), max(128, size[1] + off[1]))
-            scene = draw_scene(world, split_seed(split, first + place), kind, drawn, varied)
+        """Tensors of scenes: pictures, words under the tokens, questions of the kind first."""
+        rows, columns = grid
+        size = (columns * CELL, rows * CELL)
+        pictures = np.empty((len(scenes), size[1], size[0], 3), dtype=np.uint8)
+        seen = np.zeros((len(scenes), rows * columns, len(SEEN)), dtype=np.uint8)
+        lines = []
+        for place, (scene, kind) in enumerate(zip(scenes, kinds, strict=True)):
             exact = scene.picture.size == size
             picture = scene.picture if exact else scene.picture.resize(size, Image.Resampling.BICUBIC)
             pictures[place] = np.asarray(picture)
@@ -98,14 +144,13 @@ class Batcher:
             others = [question for question in scene.questions if question.kind != kind]
             rng.shuffle(wanted)
             rng.shuffle(others)
-            asked = wanted[:1] if only else (wanted[:2] + others)[:QUESTIONS]
-            kinds.append(kind)
+            asked = wanted[:1] if most == 1 else (wanted[: most - 3] + others + wanted[most - 3 :])[:most]
             lines.append([self._turn(question.text, question.answer) for question in asked])
         return {
             "pictures": torch.from_numpy(pictures),
             "seen": torch.from_numpy(seen),
             "kinds": kinds,
-            "grid": (rows, columns),
+            "grid": grid,
             **self._collate(lines),
         }
 
@@ -137,16 +182,10 @@ class Batcher:
         return {name: torch.from_numpy(value) for name, value in found.items()}
 
 
-def draw_grid(rng: random.Random) -> tuple[int, int]:
-    """Rows and columns of tokens: 4 to 16, at most about twice as long as wide.
-
-    Half of the time small ones: their texts and shapes are as large as in large pictures, and they cost less.
-    """
-    power = 2.2 if rng.random() < 0.5 else 0.8
-    while True:
-        rows, columns = (min(16, 4 + int(13 * rng.random() ** power)) for _ in range(2))
-        if max(rows, columns) <= 2.25 * min(rows, columns):
-            return rows, columns
+def _frequencies(photos: list[Photo]) -> tuple[list[str], list[int]]:
+    """Names of classes, and in how many photographs each is."""
+    names = class_names(photos)
+    return names, [sum(any(name == one for one, _ in photo.things) for photo in photos) for name in names]
 
 
 class Held(torch.utils.data.Dataset[dict[str, Any]]):
@@ -154,24 +193,24 @@ class Held(torch.utils.data.Dataset[dict[str, Any]]):
 
     def __init__(self, batcher: Batcher, split: str, batches: int) -> None:
         self.batcher, self.split = batcher, split
-        self.parts = [(number, only, part) for number, only in enumerate(MIX) for part in range(batches)]
+        kinds = [(kind, part) for part in batcher.course for kind in part.kinds]
+        self.parts = [(number, kind, part, go) for number, (kind, part) in enumerate(kinds) for go in range(batches)]
 
     def __len__(self) -> int:
         return len(self.parts)
 
     def __getitem__(self, place: int) -> dict[str, Any]:
         torch.set_num_threads(1)
-        number, only, part = self.parts[place]
-        rng = random.Random(f"{self.split} {number} {part}")
-        batch = self.batcher(self.split, 10**6 * number + 1000 * part, rng, only, varied=False)
-        return {**batch, "kind": only[1]}
+        number, kind, part, go = self.parts[place]
+        rng = random.Random(f"{self.split} {number} {go}")
+        return self.batcher.held(self.split, 10**6 * number + 1000 * go, kind, part, rng)
 
 
 class Stream(torch.utils.data.IterableDataset[dict[str, Any]]):
-    """Endless batches; each worker has seeds of its own."""
+    """Endless batches; each worker has seeds of its own, and a course goes on with the time that is given."""
 
-    def __init__(self, batcher: Batcher, first: int) -> None:
-        self.batcher, self.first = batcher, first
+    def __init__(self, batcher: Batcher, first: int, seconds: float) -> None:
+        self.batcher, self.first, self.seconds = batcher, first, seconds
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         worker = torch.utils.data.get_worker_info()
@@ -179,7 +218,8 @@ class Stream(torch.utils.data.IterableDataset[dict[str, Any]]):
         torch.set_num_threads(1)
         at = self.first + number * 10**9
         rng = random.Random(f"stream {at}")
+        begin = time.time()
         while True:
-            batch = self.batcher("train", at, rng)
+            batch = self.batcher("train", at, rng, min(1.0, (time.time() - begin) / self.seconds))
             at += len(batch["kinds"])
             yield batch

@@ -75,15 +75,18 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def make_processor() -> Any:
-    """The processor of Qwen3-VL around that tokenizer, without its video part, which needs torchvision."""
+def make_processor(longest: int = 512) -> Any:
+    """The processor of Qwen3-VL around that tokenizer, without its video part, which needs torchvision.
+
+    It reads at most as many pixels as a square picture of side `longest` has.
+    """
     images = transformers.Qwen2VLImageProcessorPil(
         patch_size=16,
         merge_size=2,
         temporal_patch_size=2,
         image_mean=[0.5] * 3,
         image_std=[0.5] * 3,
-        size={"shortest_edge": 128 * 128, "longest_edge": 512 * 512},
+        size={"shortest_edge": 128 * 128, "longest_edge": longest**2},
     )
     cls = without_clips(transformers.Qwen3VLProcessor)
     return cls(image_processor=images, tokenizer=make_tokenizer(), chat_template=TEMPLATE)

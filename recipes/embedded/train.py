@@ -1,7 +1,8 @@
-"""Train the embedded model from nothing, or go on from weights.
+r"""Train the embedded model from nothing, or go on from weights.
 
     python recipes/embedded/train.py --seconds 1100 --out runs/embedded
-    python recipes/embedded/train.py --seconds 600 --seed 1 --start runs/embedded --out runs/embedded-2
+    python recipes/embedded/train.py --seconds 1500 --seed 1 --rate 8e-4 --start src/arr_coc/assets/embedded \
+        --course wide --photos photos --out runs/wide
 
 Needs one GPU. The language model learns answers; the encoder's tokens also learn which words lie under them, scored
 through the tied word embeddings. The base never sees pruned prompts.
@@ -16,6 +17,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,26 +30,39 @@ from fast import FastPath
 from parts import make_config, make_processor, save_processor
 
 from arr_coc.worlds.drawing import extra_fonts
+from arr_coc.worlds.photos import Photo, read_photos
 
 
 class Trainer:
     """Model, fast path, and the two losses."""
 
-    def __init__(self, start: Path | None, seed: int, device: str, compiled: bool, tokens: int) -> None:
+    def __init__(
+        self,
+        start: Path | None,
+        seed: int,
+        device: str,
+        compiled: bool,
+        tokens: int,
+        course: str = "scenes",
+        photos: dict[str, list[Photo]] | None = None,
+    ) -> None:
         torch.manual_seed(seed)
         self.device = torch.device(device)
-        self.processor = make_processor()
+        self.processor = make_processor(512 if course == "scenes" else 1024)
         self.tokenizer = self.processor.tokenizer
         if start is None:
             self.model: Any = transformers.Qwen3VLForConditionalGeneration(make_config(self.tokenizer))
         else:
             self.model = transformers.Qwen3VLForConditionalGeneration.from_pretrained(start, dtype=torch.float32)
+            # words may have been added at the end of the list
+            self.model.resize_token_embeddings(make_config(self.tokenizer).text_config.vocab_size)
         self.model.to(self.device)
         self.fast = FastPath(self.model, compiled)
-        self.batcher = Batcher(self.tokenizer, tokens)
+        self.batcher = Batcher(self.tokenizer, tokens, course, photos)
         self.before = torch.tensor(self.batcher.before, device=self.device)
-        words = [word if word.isupper() or word.isdigit() else f"\u2581{word}" for word in SEEN]
-        self.seen_ids = torch.tensor(self.tokenizer.convert_tokens_to_ids(words), device=self.device)
+        names = [self.tokenizer.encode(word, add_special_tokens=False) for word in SEEN]
+        self.seen_ids = torch.tensor([word for name in names for word in name], device=self.device)
+        self.seen_from = torch.tensor([0, *accumulate(map(len, names))][:-1], device=self.device)
         # sharpness and rarity of the dense loss; dropped afterwards
         self.dense = torch.nn.Parameter(torch.tensor([0.0, -3.0], device=self.device))
 
@@ -67,7 +82,8 @@ class Trainer:
             hidden = self.fast.read(self.before, batch, tokens, levels)
             table = self.model.model.language_model.embed_tokens.weight
             answers = F.linear(hidden.flatten(0, 1)[batch["where"]], table)
-            under = F.linear(tokens, table[self.seen_ids])
+            names = F.embedding_bag(self.seen_ids, table, self.seen_from, mode="mean")  # [W, D]
+            under = F.linear(tokens, names.to(tokens.dtype))
         return answers.float(), under.float() * self.dense[0].exp() + self.dense[1]
 
     def losses(self, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -148,7 +164,8 @@ def fill(held: list[dict[str, Any]], dataset: Held, workers: int) -> None:
 
 def check(trainer: Trainer) -> float:
     """Largest difference between the fast path and the model's own forward, in logits."""
-    batch = trainer.to_device(trainer.batcher("validation", 0, random.Random(0), ("scenes", "read")))
+    part = trainer.batcher.course[0]
+    batch = trainer.to_device(trainer.batcher.held("validation", 0, ("scenes", "read"), part, random.Random(0)))
     small = {name: value[:2] if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
     from PIL import Image
 
@@ -182,9 +199,14 @@ def main(
     every: Annotated[float, typer.Option(help="Seconds between evaluations.")] = 120,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda" if torch.cuda.is_available() else "cpu",
     compiled: Annotated[bool, typer.Option(help="Compile the blocks.")] = True,
+    course: Annotated[str, typer.Option(help="What is drawn: scenes or wide.")] = "scenes",
+    photos: Annotated[
+        Path | None, typer.Option(help="Folder with train and validation, each in COCO format, for the wide course.")
+    ] = None,
 ) -> None:
     begin = time.time()
-    trainer = Trainer(start, seed, device, compiled and device == "cuda", tokens)
+    shown = {} if photos is None else {split: read_photos(photos / split) for split in ("train", "validation")}
+    trainer = Trainer(start, seed, device, compiled and device == "cuda", tokens, course, shown)
     model = trainer.model
     out.parent.mkdir(parents=True, exist_ok=True)
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} million parameters", flush=True)
@@ -194,19 +216,21 @@ def main(
     if device == "cpu":
         print(f"fast path differs from the model by {check(trainer):.1e}", flush=True)
     first = seed * 10**12  # a run that goes on has a seed of its own, and sees other pictures
-    loader = iter(
-        torch.utils.data.DataLoader(
-            Stream(trainer.batcher, first), batch_size=None, num_workers=workers, prefetch_factor=3 if workers else None
-        )
-    )
+    stream = Stream(trainer.batcher, first, seconds)
+    ahead = {"num_workers": workers, "prefetch_factor": 3 if workers else None}
+    loader = iter(torch.utils.data.DataLoader(stream, batch_size=None, **ahead))
     held: list[dict[str, Any]] = []
-    fill(held, Held(Batcher(trainer.tokenizer, tokens // 4), "validation", 2), 2 if workers else 0)
+    fill(held, Held(Batcher(trainer.tokenizer, tokens // 4, course, shown), "validation", 2), 2 if workers else 0)
     ready: queue.Queue[Any] = queue.Queue(maxsize=6)
     threading.Thread(target=bring, args=(trainer, loader, ready), daemon=True).start()
     decayed = [p for p in model.parameters() if p.ndim >= 2]
-    others = [p for p in model.parameters() if p.ndim < 2] + [trainer.dense]
+    others = [p for p in model.parameters() if p.ndim < 2]
     optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}],
+        [
+            {"params": decayed, "weight_decay": 0.05, "peak": rate},
+            {"params": others, "weight_decay": 0.0, "peak": rate},
+            {"params": [trainer.dense], "weight_decay": 0.0, "peak": rate if start is None else 0.02},
+        ],
         lr=rate, betas=(0.9, 0.98), fused=device == "cuda",
     )  # fmt: skip
     pool: list[list[Any]] = []  # batches on the device, and how often each may still be used
@@ -226,9 +250,12 @@ def main(
         pool[place][1] -= 1
         if pool[place][1] <= 0:
             pool.pop(place)
-        warm = min(1.0, (step + 1) / (400 if start is None else 100))
+        # a run that goes on first finds the sharpness of the dense loss again, which is not kept with the weights
+        settled = step - (0 if start is None else 150)
+        warm = min(1.0, max(0.0, (settled + 1) / (400 if start is None else 200)))
         for group in optimizer.param_groups:
-            group["lr"] = rate * warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done)))
+            begun = 1.0 if group["peak"] > rate else warm
+            group["lr"] = group["peak"] * begun * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done)))
         answer, dense = trainer.losses(batch)
         optimizer.zero_grad(set_to_none=True)
         (answer + 0.15 * dense).backward()

@@ -1,0 +1,113 @@
+"""What is drawn while training: kinds of pictures, how often, and of which sizes, in tokens of 32 pixels."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import NamedTuple
+
+from PIL import Image, ImageOps
+
+from arr_coc.worlds.photos import Photo
+from arr_coc.worlds.sampling import Box
+
+Grid = tuple[int, int]
+Kind = tuple[str, str]
+
+
+class Part(NamedTuple):
+    """A share of the batches: its kinds with their weights, and a grid for a batch as training goes on (0 to 1)."""
+
+    share: float
+    kinds: dict[Kind, int]
+    grid: Callable[[random.Random, float], Grid]
+
+
+SCENES: dict[Kind, int] = {
+    ("scenes", "color"): 7,
+    ("scenes", "count_shape"): 11,
+    ("scenes", "count_color"): 9,
+    ("scenes", "relation"): 12,
+    ("scenes", "read"): 18,
+    ("scenes", "unusual"): 10,
+    ("scenes", "overview"): 12,
+    ("camouflage", "camouflage"): 12,
+    ("void", "void_count"): 4,
+    ("void", "void_read"): 8,
+}
+PAGES: dict[Kind, int] = {
+    ("pages", "page_value"): 5,
+    ("pages", "page_cell"): 4,
+    ("pages", "page_title"): 2,
+    ("pages", "page_footnote"): 3,
+}
+NEEDLES: dict[Kind, int] = {("needles", "needle"): 1}
+PHOTOS: dict[Kind, int] = {("photos", "presence"): 1}
+
+
+def _sides(rng: random.Random, least: int, most: int, power: float) -> Grid:
+    """Two sides, at most about twice as long as wide; the larger the power, the smaller they are."""
+    while True:
+        rows, columns = (min(most, least + int((most - least + 1) * rng.random() ** power)) for _ in range(2))
+        if max(rows, columns) <= 2.25 * min(rows, columns):
+            return rows, columns
+
+
+def scene_grid(rng: random.Random, done: float) -> Grid:
+    """128 to 512 pixels; half of them small: they show as much and cost less."""
+    return _sides(rng, 4, 16, 2.2 if rng.random() < 0.5 else 0.8)
+
+
+def page_grid(rng: random.Random, done: float) -> Grid:
+    """192 to 512 pixels at first, up to 1024 in the end, mostly less."""
+    return _sides(rng, 6, 16 + round(16 * min(1.0, 2 * done)), 1.4)
+
+
+def needle_grid(rng: random.Random, done: float) -> Grid:
+    """384 to 640 pixels at first, up to 1024 later; in the second half some of 2048."""
+    if done > 0.5 and rng.random() < 0.06:
+        return 64, 64
+    return _sides(rng, 12, 20 + round(12 * min(1.0, 3 * done)), 0.7)
+
+
+def photo_grid(rng: random.Random, done: float) -> Grid:
+    """192 pixels, as the photographs are, or enlarged to at most 320."""
+    side = 6 if rng.random() < 0.6 else rng.randint(7, 10)
+    return side, side
+
+
+COURSES: dict[str, tuple[Part, ...]] = {
+    "scenes": (Part(1.0, SCENES, scene_grid),),
+    "wide": (
+        Part(0.36, SCENES, scene_grid),
+        Part(0.28, PAGES, page_grid),
+        Part(0.14, NEEDLES, needle_grid),
+        Part(0.22, PHOTOS, photo_grid),
+    ),
+}
+
+
+def augment(photo: Photo, rng: random.Random) -> tuple[Photo, Image.Image]:
+    """A part of a photograph, perhaps mirrored; what was cut through is not asked for."""
+    with Image.open(photo.path) as file:
+        picture = file.convert("RGB")
+    width, height = picture.size
+    scale = 1.0 if rng.random() < 0.3 else rng.uniform(0.65, 1.0)
+    across, down = (max(1, round(side * scale * rng.uniform(0.88, 1.0))) for side in (width, height))
+    left, top = rng.randint(0, width - across), rng.randint(0, height - down)
+    mirrored = rng.random() < 0.5
+    things, unclear = [], set(photo.crowds)
+    for name, box in photo.things:
+        shown = (max(0.0, box[0] - left), max(0.0, box[1] - top),
+                 min(float(across), box[2] - left), min(float(down), box[3] - top))  # fmt: skip
+        area = max(0.0, shown[2] - shown[0]) * max(0.0, shown[3] - shown[1])
+        if area < 0.5 * (box[2] - box[0]) * (box[3] - box[1]):
+            if area:
+                unclear.add(name)
+            continue
+        kept: Box = (across - shown[2], shown[1], across - shown[0], shown[3]) if mirrored else shown
+        things.append((name, kept))
+    picture = picture.crop((left, top, left + across, top + down))
+    picture = ImageOps.mirror(picture) if mirrored else picture
+    clear = tuple(thing for thing in things if thing[0] not in unclear or thing[0] in photo.crowds)
+    return Photo(photo.path, (across, down), clear, frozenset(unclear)), picture
