@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from PIL import Image, ImageOps
+from PIL import Image, ImageEnhance, ImageOps
 
 from arr_coc.worlds.photos import Photo
 from arr_coc.worlds.sampling import Box
@@ -88,11 +88,11 @@ COURSES: dict[str, tuple[Part, ...]] = {
 
 
 def augment(photo: Photo, rng: random.Random) -> tuple[Photo, Image.Image]:
-    """A part of a photograph, perhaps mirrored; what was cut through is not asked for."""
+    """A part of a photograph, perhaps mirrored, in other light; what was cut through is not asked for."""
     with Image.open(photo.path) as file:
         picture = file.convert("RGB")
     width, height = picture.size
-    scale = 1.0 if rng.random() < 0.3 else rng.uniform(0.65, 1.0)
+    scale = 1.0 if rng.random() < 0.3 else rng.uniform(0.5, 1.0)
     across, down = (max(1, round(side * scale * rng.uniform(0.88, 1.0))) for side in (width, height))
     left, top = rng.randint(0, width - across), rng.randint(0, height - down)
     mirrored = rng.random() < 0.5
@@ -109,5 +109,8 @@ def augment(photo: Photo, rng: random.Random) -> tuple[Photo, Image.Image]:
         things.append((name, kept))
     picture = picture.crop((left, top, left + across, top + down))
     picture = ImageOps.mirror(picture) if mirrored else picture
+    for change in (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color):
+        if rng.random() < 0.5:
+            picture = change(picture).enhance(rng.uniform(0.6, 1.4))
     clear = tuple(thing for thing in things if thing[0] not in unclear or thing[0] in photo.crowds)
     return Photo(photo.path, (across, down), clear, frozenset(unclear)), picture
