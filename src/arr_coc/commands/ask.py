@@ -41,14 +41,14 @@ def ask(
     quiet_loading()
     vlm = ARRCOCQwen.from_pretrained(model, selector)
     answer = vlm.answer(picture, question, budget=budget, mode=mode)  # type: ignore[arg-type]  # checked there
-    if overlay is not None:
-        save_image(draw_overlay(picture, answer), overlay)
     output = answer.output
     embedded = vlm.config.name_or_path == EMBEDDED_MODEL
     name = EMBEDDED if embedded else vlm.config.name_or_path
     chosen = selector or ("arr-coc" if model is None or recorded_base(model) is None else model)
     cell = ARRCOCConfig.for_model(vlm.model).cell_pixels
     (_, rows, columns), _ = answer.kept[0]
+    if overlay is not None:
+        save_image(draw_overlay(picture, answer, cell), overlay)
     notes = [f"The picture {note}." for note in opened.notes]
     if chosen not in ("downsample", "half-and-half"):  # which change its size themselves
         notes += resized_note(picture.size, (columns * cell, rows * cell))
@@ -69,9 +69,11 @@ def ask(
     }
 
 
-def draw_overlay(picture: Image.Image, answer: Answer) -> Image.Image:
-    """The (first) picture with what was not read faded."""
+def draw_overlay(picture: Image.Image, answer: Answer, cell: int = 32) -> Image.Image:
+    """The (first) picture as sharp as it was read, in tokens of `cell` pixels, with what was not read faded."""
     (_, rows, columns), cells = answer.kept[0]
+    if rows * columns * cell**2 < 0.9 * picture.width * picture.height:
+        picture = picture.resize((columns * cell, rows * cell)).resize(picture.size)
     kept = np.zeros(rows * columns, dtype=bool)
     kept[cells % (rows * columns)] = True
     return show_kept(picture, kept.reshape(rows, columns))
