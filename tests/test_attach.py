@@ -305,19 +305,19 @@ def test_many_calls_leave_nothing_behind():
     def work(times, leak=False):
         for _ in range(times):
             with attach(model, layer, budget=5, on_error="raise"):
-                logits = model(**data).logits
+                model(**data)
             if leak:
-                kept.append(logits.repeat(1, 1, 100))
+                kept.append(torch.ones(2**20))  # 4 MiB
 
     work(20)
     before, hooks, memory = tensors(), state_of(model), resident_bytes()
     work(200)
     assert tensors() <= before + 2
-    assert resident_bytes() - memory < 8e6
+    assert resident_bytes() - memory < 32e6  # the allocator's own slack, after other tests in this process
     assert state_of(model) == hooks
     work(20, leak=True)  # what a leak would look like
     assert tensors() >= before + 20
-    assert resident_bytes() - memory > 8e6
+    assert resident_bytes() - memory > 64e6
 
 
 @torch.no_grad()
