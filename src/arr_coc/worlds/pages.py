@@ -90,7 +90,9 @@ class Pages(World):
             if rng.random() < 0.3:
                 page.add_prose()
             form = rng.random() < 0.5 if kind in ("page_title", "page_footnote") else kind == "page_value"
-            if form:
+            if rng.random() < 0.3:
+                page.add_receipt()
+            elif form:
                 page.add_form(rng.choice((1, 1, 2)))
             else:
                 page.add_table()
@@ -246,6 +248,28 @@ class _Page:
                     box = self.write(value, x, y)
                     text = put(rng, "page_cell", key=name, item=item)
                     self.questions.append(Question("page_cell", text, value, (heads[name], label, box)))
+
+    def add_receipt(self) -> None:
+        """Items with their prices at the right edge, and the total below a line."""
+        rng = self.rng
+        step = self.body * rng.uniform(1.3, 1.8)
+        rows = min(rng.randint(1, 9), int((self.bottom - self.top) / step) - 2)
+        style = rng.choice((str.capitalize, str.lower, str.upper))
+        lines = [("price", item) for item in rng.sample(ITEMS, max(0, rows))] + [("total", "total")]
+        right = self.margin + min(self.room, self.body * rng.uniform(9, 20))
+        for place, (key, item) in enumerate(lines):
+            y = self.top + place * step + (0.6 * step if key == "total" else 0)
+            name_width, height = self.canvas.measure(style(item), self.font)
+            price = self.fit(_amount, self.font, right - self.margin - name_width - self.body)
+            if price is None or y + height > self.bottom:
+                continue
+            if key == "total":
+                self.rule(y - 0.2 * step)
+            label = self.write(style(item), self.margin, y, ("text", item))
+            box = self.write(price, right - self.canvas.measure(price, self.font)[0], y)
+            kind = "page_value" if key == "total" else "page_cell"
+            text = put(rng, kind, key=key, item=item)
+            self.questions.append(Question(kind, text, price, (label, box)))
 
     def rule(self, y: float) -> None:
         """A line across the page."""
