@@ -9,13 +9,13 @@ import numpy as np
 from PIL import Image
 
 from arr_coc.balancing import SCORES, TENSIONS
-from arr_coc.commands.look import check_picture, resized_note, rounded
+from arr_coc.commands.look import check_files, resized_note, rounded
 from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, ARRCOCConfig, Budget
 from arr_coc.models.answering import Answer, ARRCOCQwen
-from arr_coc.models.loading import SCOPE, quiet_loading, recorded_base
+from arr_coc.models.loading import SCOPE, find_base, quiet_loading
 from arr_coc.models.messages import make_messages
 from arr_coc.pictures import open_picture
-from arr_coc.sheet import check_target, save_image, show_kept
+from arr_coc.sheet import save_image, show_kept
 
 
 def ask(
@@ -28,23 +28,20 @@ def ask(
     overlay: Path | None,
 ) -> dict[str, Any]:
     """Open the model, ask, and draw the overlay; returns what the command prints."""
-    if overlay is not None:
-        check_target(overlay)
-        if overlay.exists() and path.exists() and overlay.samefile(path):
-            raise ValueError(f"{overlay} is the picture itself; give another --overlay")
-    check_picture(path)
+    check_files(path, overlay, "--overlay")
     if selector == "oracle":
         raise ValueError("oracle must be told where to look, which the command line cannot; use another selector")
     opened = open_picture(path)
     picture = opened.image
     make_messages(picture, question)  # refuses an empty one before anything is opened
     quiet_loading()
-    vlm = ARRCOCQwen.from_pretrained(model, selector)
+    base, found = find_base(model, selector)
+    chosen = str(found or "arr-coc")
+    vlm = ARRCOCQwen.from_pretrained(base, chosen)
     answer = vlm.answer(picture, question, budget=budget, mode=mode)  # type: ignore[arg-type]  # checked there
     output = answer.output
     embedded = vlm.config.name_or_path == EMBEDDED_MODEL
     name = EMBEDDED if embedded else vlm.config.name_or_path
-    chosen = selector or ("arr-coc" if model is None or recorded_base(model) is None else model)
     cell = ARRCOCConfig.for_model(vlm.model).cell_pixels
     (_, rows, columns), _ = answer.kept[0]
     if overlay is not None:

@@ -46,11 +46,7 @@ def look(
     """Look at a picture and draw the sheet; returns what the command prints."""
     if not re.search(r"\w", question):
         raise ValueError("the question has no words; ask something, for instance 'what does the red text say?'")
-    check_picture(path)
-    if out is not None:
-        check_target(out)
-        if out.exists() and path.exists() and out.samefile(path):
-            raise ValueError(f"{out} is the picture itself; give another --out")
+    check_files(path, out, "--out")
     ARRCOCConfig(hidden_size=1, channels=channels)  # type: ignore[arg-type]  # refuses unknown channels early
     opened = open_picture(path)
     with torch.inference_mode():
@@ -101,10 +97,14 @@ def see(image: Image.Image, question: str, directory: str) -> Seen:
     return Seen(tokens[None], words[None], grid, pictures[0], Image.fromarray(pixels.numpy()), config, read)
 
 
-def check_picture(path: Path) -> None:
-    """Refuse an address."""
+def check_files(path: Path, target: Path | None, option: str) -> None:
+    """Refuse an address, and a target that cannot be written or is the picture itself."""
     if str(path).startswith(("http:", "https:")):
         raise ValueError(f"{path} is an address; only files are read, so download it first")
+    if target is not None:
+        check_target(target)
+        if target.exists() and path.exists() and target.samefile(path):
+            raise ValueError(f"{target} is the picture itself; give another {option}")
 
 
 def resized_note(before: tuple[int, int], after: tuple[int, int]) -> list[str]:

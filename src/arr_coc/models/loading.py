@@ -41,7 +41,6 @@ def quiet_loading() -> None:
     logs.disable_progress_bar()
     logs.set_verbosity_error()
     set_hub_verbosity(logging.ERROR)
-    logger.setLevel(logging.ERROR)
 
 
 def load_processor(directory_or_id: str | Path, **hub: Any) -> Any:
@@ -92,7 +91,7 @@ def load_model(directory_or_id: str | Path, **kwargs: Any) -> nn.Module:
 
 def _find_family(directory_or_id: str | Path, hub: dict[str, Any]) -> type[Family]:
     name = str(directory_or_id)
-    if "/" not in name and name != EMBEDDED and not os.path.isdir(name):
+    if name != EMBEDDED and _is_bare_name(name):
         raise ValueError(f"there is no directory {name!r}, and a Hub id has a slash, as Qwen/Qwen3-VL-2B-Instruct")
     return family_class(_opened(transformers.AutoConfig, directory_or_id, hub).model_type)
 
@@ -112,8 +111,8 @@ def _noun(cls: Any) -> str:
 
 def recorded_base(directory_or_id: str | Path, **hub: Any) -> str | None:
     """The base model that a selector records; an empty string if none, None if this is no selector at all."""
-    if "/" not in str(directory_or_id) and not os.path.isdir(directory_or_id):
-        return None  # a name, which the Hub need not be asked for
+    if _is_bare_name(directory_or_id):
+        return None  # the Hub need not be asked for it
     try:
         values = json.loads(find_file(directory_or_id, CONFIG_NAME, hub).read_text(encoding="utf-8"))
     except UnreachableError:
@@ -144,9 +143,14 @@ def find_base(
     return recorded, selector
 
 
+def _is_bare_name(place: str | Path) -> bool:
+    """Neither a directory nor of the form of a Hub id."""
+    return "/" not in str(place) and not os.path.isdir(place)
+
+
 def _check_place(selector: str | Path) -> None:
     """Refuse what is neither the name of a selector, nor a directory, nor has the form of a Hub id."""
-    if "/" not in str(selector) and not os.path.isdir(selector):
+    if _is_bare_name(selector):
         names = ", ".join(list_selectors())
         raise ValueError(f"no selector is named {str(selector)!r}; there are {names}, or a directory, or a Hub id")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import Image
 
-from arr_coc.worlds.sampling import Box, Question, Sample, Scene, Thing
+from arr_coc.worlds.sampling import Box, Question, Sample, Scene, Thing, sample_of
 from arr_coc.worlds.wording import put
 
 # COCO's classes that have a common name.
@@ -142,27 +142,20 @@ def presence_samples(photos: list[Photo], seed: int) -> list[Sample]:
         if not yes:
             continue
         question = rng.choice(yes)
-        samples.append(_sample(scene, question, photo, seed))
+        samples.append(sample_of(scene, question, "photos", seed))
         name = next(name for name, box in photo.things if box == question.boxes[0])
         without = [one for one in photos if name not in one.crowds and all(name != other for other, _ in one.things)]
         if without:
             other = rng.choice(without)
-            [no] = [one for one in photo_scene(other, rng, (name,)).questions if one.answer == "no"]
-            samples.append(_sample(photo_scene(other, rng), no, other, seed))
+            scene = photo_scene(other, rng, (name,))
+            [no] = [one for one in scene.questions if one.answer == "no"]
+            samples.append(sample_of(scene, no, "photos", seed))
     return samples
 
 
 def class_names(photos: list[Photo]) -> list[str]:
     """Names of what there is, the commonest first."""
     return [name for name, _ in Counter(name for photo in photos for name, _ in photo.things).most_common()]
-
-
-def _sample(scene: Scene, question: Question, photo: Photo, seed: int) -> Sample:
-    width, height = photo.size
-    boxes = tuple(
-        (left / width, top / height, right / width, bottom / height) for left, top, right, bottom in question.boxes
-    )
-    return Sample(scene.picture, question.text, question.answer, question.kind, boxes, "photos", seed)
 
 
 def _share(box: Box, size: tuple[int, int]) -> float:

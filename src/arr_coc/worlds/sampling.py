@@ -192,6 +192,11 @@ def make_sample(
     kinds = sorted({question.kind for question in wanted})
     asked_kind = rng.choice(kinds)
     question = rng.choice([question for question in wanted if question.kind == asked_kind])
+    return sample_of(scene, question, world, seed)
+
+
+def sample_of(scene: Scene, question: Question, world: str, seed: int) -> Sample:
+    """A scene with one of its questions; boxes become shares of the picture's sides."""
     width, height = scene.picture.size
     boxes = tuple(
         (max(0.0, left / width), max(0.0, top / height), min(1.0, right / width), min(1.0, bottom / height))
