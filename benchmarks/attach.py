@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import gc
 import json
-from inspect import signature
 from pathlib import Path
+from types import FunctionType, MethodType
 from typing import Annotated
 
 import torch
@@ -98,10 +98,14 @@ def inputs_for(model: torch.nn.Module, grid: tuple[int, int]) -> dict[str, torch
 
 def compile_layers(model: torch.nn.Module) -> None:
     """Compile the language model's layers, each once for all lengths: a short prompt is bound by launching kernels."""
-    each = {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
-    torch._dynamo.config.recompile_limit = 64  # a graph for each layer: it holds its own place in the cache
     for layer in model.model.language_model.layers:
-        layer.compile(dynamic=True, **each)
+        # With a code object of its own a layer need not pass the guards of all the others.
+        shared = type(layer).forward
+        own = FunctionType(
+            shared.__code__.replace(), shared.__globals__, shared.__name__, shared.__defaults__, shared.__closure__
+        )
+        own.__kwdefaults__ = shared.__kwdefaults__
+        layer.forward = torch.compile(MethodType(own, layer), dynamic=True)
 
 
 def cache_bytes(output: object) -> int:

@@ -35,6 +35,18 @@ SCENES: dict[Kind, int] = {
     ("void", "void_count"): 4,
     ("void", "void_read"): 8,
 }
+# What is least sure is rehearsed most; a scene answers questions of its other kinds too.
+REHEARSED = SCENES | {
+    ("scenes", "color"): 4,
+    ("scenes", "count_shape"): 8,
+    ("scenes", "count_color"): 7,
+    ("scenes", "relation"): 8,
+    ("scenes", "read"): 24,
+    ("scenes", "unusual"): 7,
+    ("scenes", "overview"): 8,
+    ("camouflage", "camouflage"): 16,
+    ("void", "void_read"): 16,
+}
 PAGES: dict[Kind, int] = {
     ("pages", "page_value"): 5,
     ("pages", "page_cell"): 4,
@@ -64,22 +76,22 @@ def page_grid(rng: random.Random, done: float) -> Grid:
 
 
 def needle_grid(rng: random.Random, done: float) -> Grid:
-    """384 to 640 pixels at first, up to 1024 later; in the second half some of 2048."""
-    if done > 0.5 and rng.random() < 0.06:
-        return 64, 64
+    """384 to 640 pixels at first, up to 1024 later; in the second half some of 1280 to 2048."""
+    if done > 0.5 and rng.random() < 0.15:
+        return _sides(rng, 40, 64, 0.5)
     return _sides(rng, 12, 20 + round(12 * min(1.0, 3 * done)), 0.7)
 
 
 def photo_grid(rng: random.Random, done: float) -> Grid:
     """192 pixels, as the photographs are, or enlarged to at most 320."""
-    side = 6 if rng.random() < 0.6 else rng.randint(7, 10)
+    side = 6 if rng.random() < 0.5 else rng.randint(7, 10)
     return side, side
 
 
 COURSES: dict[str, tuple[Part, ...]] = {
     "scenes": (Part(1.0, SCENES, scene_grid),),
     "wide": (
-        Part(0.36, SCENES, scene_grid),
+        Part(0.36, REHEARSED, scene_grid),
         Part(0.28, PAGES, page_grid),
         Part(0.14, NEEDLES, needle_grid),
         Part(0.22, PHOTOS, photo_grid),
@@ -114,3 +126,24 @@ def augment(photo: Photo, rng: random.Random) -> tuple[Photo, Image.Image]:
             picture = change(picture).enhance(rng.uniform(0.6, 1.4))
     clear = tuple(thing for thing in things if thing[0] not in unclear or thing[0] in photo.crowds)
     return Photo(photo.path, (across, down), clear, frozenset(unclear)), picture
+
+
+def mosaic(photos: list[Photo], rng: random.Random) -> tuple[Photo, Image.Image]:
+    """Four photographs in one, each changed by itself: thousands of them become millions."""
+    tile = 160
+    middle = (rng.randint(120, 200), rng.randint(120, 200))
+    whole = Image.new("RGB", (2 * tile, 2 * tile))
+    things: list[tuple[str, Box]] = []
+    crowds: set[str] = set()
+    for place in range(4):
+        part, picture = augment(rng.choice(photos), rng)
+        left, top = middle[0] * (place % 2), middle[1] * (place // 2)
+        size = (2 * tile - left if left else middle[0], 2 * tile - top if top else middle[1])
+        whole.paste(picture.resize(size, Image.Resampling.BILINEAR), (left, top))
+        across, down = size[0] / part.size[0], size[1] / part.size[1]
+        things += [
+            (name, (left + box[0] * across, top + box[1] * down, left + box[2] * across, top + box[3] * down))
+            for name, box in part.things
+        ]
+        crowds |= part.crowds
+    return Photo(photos[0].path, whole.size, tuple(things), frozenset(crowds)), whole

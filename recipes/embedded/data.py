@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from courses import COURSES, Kind, Part, augment
+from courses import COURSES, Kind, Part, augment, mosaic
 from PIL import Image
 from torch import Tensor
 
@@ -117,10 +117,11 @@ class Batcher:
     ) -> Scene:
         """A scene of about a size; half of them are resized to it, as a processor would."""
         if kind[0] == "photos":
-            photo = rng.choice(self.photos[split])
             names, weights = self.names[split]
             absent = tuple(dict.fromkeys(rng.choices(names, weights, k=4)))
-            part, picture = augment(photo, rng)
+            four = grid[0] > 6 and rng.random() < 0.6
+            photos = self.photos[split]
+            part, picture = mosaic(photos, rng) if four else augment(rng.choice(photos), rng)
             return photo_scene(part, rng, absent, picture)
         off = (rng.randint(-15, 15), rng.randint(-15, 15)) if rng.random() < 0.5 else (0, 0)
         size = (max(128, grid[1] * CELL + off[0]), max(128, grid[0] * CELL + off[1]))

@@ -89,10 +89,25 @@ class Trainer:
     def losses(self, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """Of the answers, and of the words under the tokens: a sum over both, by the number of words there are."""
         answers, under = self.forward(batch)
+        return F.cross_entropy(answers, batch["targets"]), self.dense_loss(under, batch)
+
+    def dense_loss(self, under: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
         seen = batch["seen"].float()
         weight = torch.full((len(SEEN),), 4.0, device=self.device)
         dense = F.binary_cross_entropy_with_logits(under, seen, pos_weight=weight, reduction="sum")
-        return F.cross_entropy(answers, batch["targets"]), dense / (seen.sum() + len(seen))
+        return dense / (seen.sum() + len(seen))
+
+    def settle(self, batch: dict[str, Any], steps: int = 300) -> float:
+        """Find sharpness and rarity of the dense loss for a model that was trained before, and its loss then."""
+        with torch.no_grad():
+            under = (self.forward(batch)[1] - self.dense[1]) / self.dense[0].exp()
+        optimizer = torch.optim.Adam([self.dense], lr=0.05)
+        for _ in range(steps):
+            loss = self.dense_loss(under * self.dense[0].exp() + self.dense[1], batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return float(loss.detach())
 
     @torch.no_grad()
     def evaluate(self, held: list[dict[str, Any]]) -> dict[str, float]:
@@ -227,9 +242,8 @@ def main(
     others = [p for p in model.parameters() if p.ndim < 2]
     optimizer = torch.optim.AdamW(
         [
-            {"params": decayed, "weight_decay": 0.05, "peak": rate},
-            {"params": others, "weight_decay": 0.0, "peak": rate},
-            {"params": [trainer.dense], "weight_decay": 0.0, "peak": rate if start is None else 0.02},
+            {"params": decayed, "weight_decay": 0.05},
+            {"params": [*others, trainer.dense], "weight_decay": 0.0},
         ],
         lr=rate, betas=(0.9, 0.98), fused=device == "cuda",
     )  # fmt: skip
@@ -250,12 +264,10 @@ def main(
         pool[place][1] -= 1
         if pool[place][1] <= 0:
             pool.pop(place)
-        # a run that goes on first finds the sharpness of the dense loss again, which is not kept with the weights
-        settled = step - (0 if start is None else 150)
-        warm = min(1.0, max(0.0, (settled + 1) / (400 if start is None else 200)))
+        if step == 0 and start is not None:  # not kept with the weights
+            print(f"dense loss {trainer.settle(batch):.2f}, {trainer.dense.tolist()}", flush=True)
         for group in optimizer.param_groups:
-            begun = 1.0 if group["peak"] > rate else warm
-            group["lr"] = group["peak"] * begun * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done)))
+            group["lr"] = rate * min(1.0, (step + 1) / 400) * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done)))
         answer, dense = trainer.losses(batch)
         optimizer.zero_grad(set_to_none=True)
         (answer + 0.15 * dense).backward()
