@@ -35,16 +35,15 @@ SCENES: dict[Kind, int] = {
     ("void", "void_count"): 4,
     ("void", "void_read"): 8,
 }
-# What is least sure is rehearsed most; a scene answers questions of its other kinds too.
+# What is forgotten first, or was least sure, is rehearsed most; a scene answers questions of its other kinds too.
 REHEARSED = SCENES | {
     ("scenes", "color"): 4,
-    ("scenes", "count_shape"): 8,
-    ("scenes", "count_color"): 7,
+    ("scenes", "count_shape"): 14,
+    ("scenes", "count_color"): 20,
     ("scenes", "relation"): 8,
-    ("scenes", "read"): 24,
     ("scenes", "unusual"): 7,
     ("scenes", "overview"): 8,
-    ("camouflage", "camouflage"): 16,
+    ("void", "void_count"): 8,
     ("void", "void_read"): 16,
 }
 PAGES: dict[Kind, int] = {
@@ -83,18 +82,18 @@ def needle_grid(rng: random.Random, done: float) -> Grid:
 
 
 def photo_grid(rng: random.Random, done: float) -> Grid:
-    """192 pixels, as the photographs are, or enlarged to at most 320."""
-    side = 6 if rng.random() < 0.5 else rng.randint(7, 10)
+    """192 pixels, as the photographs are, or enlarged: to 320, now and then to 640, as people's own are larger."""
+    side = rng.choices((6, rng.randint(7, 10), rng.randint(11, 20)), (50, 32, 18))[0]
     return side, side
 
 
 COURSES: dict[str, tuple[Part, ...]] = {
     "scenes": (Part(1.0, SCENES, scene_grid),),
     "wide": (
-        Part(0.36, REHEARSED, scene_grid),
+        Part(0.40, REHEARSED, scene_grid),
         Part(0.28, PAGES, page_grid),
-        Part(0.14, NEEDLES, needle_grid),
-        Part(0.22, PHOTOS, photo_grid),
+        Part(0.12, NEEDLES, needle_grid),
+        Part(0.20, PHOTOS, photo_grid),
     ),
 }
 

@@ -113,11 +113,9 @@ def photo_scene(
         for name, places in boxes.items()
         if max(_share(box, photo.size) for box in places) >= _SMALL
     ]
-    questions += [
-        Question("presence", _ask_presence(rng, name), "no")
-        for name in absent
-        if name not in boxes and name not in photo.crowds
-    ]
+    missing = [name for name in absent if name not in boxes and name not in photo.crowds]
+    questions += [Question("presence", _ask_presence(rng, name), "no") for name in missing]
+    questions += [Question("photo_count", put(rng, "photo_count", name=_plural(name)), "0") for name in missing[:1]]
     for name, places in boxes.items():
         clear = all(_share(box, photo.size) >= _SMALL for box in places)
         if name not in photo.crowds and len(places) <= _MOST and clear:
