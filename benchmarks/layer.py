@@ -68,7 +68,7 @@ def stages(
     tokens = torch.randn(batch, grid[0] * grid[1], WIDTH, device=device, generator=generator).to(dtype)
     words = torch.randn(batch, WORDS, WIDTH, device=device, generator=generator).to(dtype)
     cells = (1, *grid)
-    texture = layer._texture(tokens, cells, cells, picture, None)
+    texture = layer.read_texture(tokens, cells, cells, picture, None)
 
     def score(texture, tokens, words):
         information = layer.information(texture).view(batch, *cells)

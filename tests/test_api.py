@@ -42,7 +42,7 @@ PUBLIC = {
 ORDER = [
     *("_version", "config", "constants", "mipmaps", "saliency", "patches", "texture"),
     *("knowing", "balancing", "attending", "outputs", "selecting", "baselines"),
-    *("saving", "batching", "checking", "graphs", "layer", "_exports", "pictures"),
+    *("saving", "batching", "checking", "graphs", "seeing", "layer", "_exports", "pictures"),
     *(
         "models.reading",
         "models.family",
@@ -57,7 +57,10 @@ ORDER = [
     *("models.answering",),
     *("worlds.sampling", "worlds.drawing", "worlds.wording", "worlds.scenes", "worlds.camouflage", "worlds.void"),
     *("worlds.pages", "worlds.needles", "worlds.photos"),
-    *("evaluating", "sheet", "commands.look", "commands.ask", "commands.world", "cli", "__main__"),
+    *("metrics", "evaluating"),
+    *("training.examples", "training.sources", "training.features", "training.batches", "training.losses"),
+    *("training.proxy", "training.checkpoints", "training.loop", "training.proxy_stage"),
+    *("sheet", "commands.look", "commands.ask", "commands.world", "commands.train", "cli", "__main__"),
 ]
 
 

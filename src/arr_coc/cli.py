@@ -144,6 +144,49 @@ def world(
     typer.echo(f"sheet     {out}")
 
 
+@app.command()
+def train(
+    data: Annotated[
+        list[str],
+        typer.Option(
+            help="What to learn from; may be repeated: a world or a kind of its questions (scenes, scenes/read), a "
+            "folder in COCO format, JSON lines of expressions (image, expression, box) or gaze (image, question, map)."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Directory of the run.")],
+    base: Annotated[
+        str | None, typer.Option(help="Directory or Hub id of a supported model. [default: the embedded one]")
+    ] = None,
+    stage: Annotated[str, typer.Option(help="proxy: from boxes and maps.")] = "proxy",
+    steps: Annotated[int, typer.Option(help="Steps of the optimizer.")] = 1000,
+    batch: Annotated[int, typer.Option(help="Questions of a step, in each process.")] = 32,
+    rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 3e-3,
+    seed: Annotated[int, typer.Option(min=0, help="Of the order, and of the worlds' first sample.")] = 0,
+    samples: Annotated[int, typer.Option(min=1, help="Samples of each world.")] = 2000,
+    start: Annotated[Path | None, typer.Option(help="A selector to go on from. [default: an untrained layer]")] = None,
+    query_layers: Annotated[int, typer.Option(min=0, help="Layers that read the question first.")] = 0,
+    save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 200,
+    cache: Annotated[Path | None, typer.Option(help="Where features are kept. [default: ~/.cache/arr-coc]")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint of --out.")] = False,
+) -> None:
+    """Train a selector for a frozen model; Ctrl-C saves a checkpoint, --resume goes on from it."""
+    with _one_line_errors():
+        if stage != "proxy":
+            raise ValueError(f"`--stage` must be proxy, got {stage!r}")
+        from arr_coc.commands.train import train as run
+        from arr_coc.training.loop import LoopConfig
+
+        config = LoopConfig(steps=steps, batch_size=batch, rate=rate, seed=seed, save_every=save_every)
+        options = {"start": start, "samples": samples, "cache": cache, "query_layers": query_layers}
+        try:
+            run(data, out, base, config, device=device, resume=resume, **options)
+        except KeyboardInterrupt:
+            typer.echo(f"stopped; the same command with --resume goes on from {out}", err=True)
+            raise typer.Exit(130) from None
+    typer.echo(f"selector  {out}")
+
+
 def _print_answer(facts: dict[str, Any], overlay: Path | None) -> None:
     console = Console(highlight=False, markup=False, emoji=False)
     console.print(facts["answer"] or "(no answer)", style="bold", soft_wrap=True)

@@ -205,7 +205,8 @@ class ParticipatoryScorer(nn.Module):
         width, rank = config.hidden_size, config.low_rank
         self.read_tokens = nn.Linear(width, rank, bias=False)
         self.read_words = nn.Linear(width, rank, bias=False)
-        self.read_texture = nn.Conv2d(len(CHANNELS[config.channels]), rank, 1)
+        # no bias: what is the same everywhere points nowhere
+        self.read_texture = nn.Conv2d(len(CHANNELS[config.channels]), rank, 1, bias=False)
         self.agree = nn.Parameter(torch.zeros(rank, rank))
         # maximum, mean, sum; a token between two words has a cosine of 0.7 with each, so that the sum counts most
         self.mix_logits = nn.Parameter(torch.tensor([0.0, 0.0, 1.2]))

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from arr_coc.attending import Plan, TokenAllocator, finish_plan, resolve_budget
-from arr_coc.balancing import SCORES, AdaptiveTensionBalancer
+from arr_coc.balancing import SCORES, AdaptiveTensionBalancer, Balance
 from arr_coc.batching import group_queries, pad_words
 from arr_coc.checking import check_inputs, check_width, extremes, read_report, record_detector
 from arr_coc.config import ARRCOCConfig, Budget, Grid, cell_count, check_grid
 from arr_coc.graphs import GraphCache, may_replay
-from arr_coc.knowing import InformationScorer, ParticipatoryScorer, PerspectivalScorer, unit_rows
-from arr_coc.mipmaps import resize
+from arr_coc.knowing import InformationScorer, Participation, ParticipatoryScorer, PerspectivalScorer
 from arr_coc.saliency import picture_structure
 from arr_coc.saving import PretrainedModule
+from arr_coc.seeing import blank_texture, picture_texture, put_semantic, semantic_channels
 from arr_coc.selecting import ARRCOCOutput, Selection, TokenSelector, VisualQuery, register_selector
-from arr_coc.texture import (
-    CHANNELS,
-    SEMANTIC_CHANNELS,
-    PreviousFrame,
-    TextDetector,
-    generate_texture_array,
-)
+from arr_coc.texture import CHANNELS, SEMANTIC_CHANNELS, PreviousFrame, TextDetector
 
 __all__ = ["ARRCOCLayer", "ARRCOCOutput"]
 
@@ -55,6 +47,15 @@ class Decision(NamedTuple):
     report: Tensor
     texture: Tensor
     pull: Tensor
+
+
+class Judgement(NamedTuple):
+    """What the scorers and the balancer made of a texture."""
+
+    information: Tensor  # [B, t, h, w]
+    perspectival: Tensor  # [B, t, h, w]
+    participation: Participation
+    balance: Balance
 
 
 @register_selector("arr-coc")
@@ -214,12 +215,9 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         weights: object = None,
     ) -> Decision:
         """All of the work, without once waiting for the device; `weights` only tells recordings apart."""
-        batch, shape = tokens.shape[0], (tokens.shape[0], *cells)
-        texture = self._texture(tokens, grid, cells, frames, previous)
-        information = self.information(texture).view(shape)
-        perspectival = self.perspectival(texture).view(shape)
-        participation = self.participatory(texture, tokens, words, grid, word_mask)
-        balance = self.balancer(information, perspectival, participation)
+        batch = tokens.shape[0]
+        texture = self.read_texture(tokens, grid, cells, frames, previous)
+        information, perspectival, participation, balance = self.judge(texture, tokens, words, grid, word_mask)
         by_frame = texture.view(batch, cells[0], -1, cells[1], cells[2])
         with torch.no_grad():
             structure = None
@@ -249,39 +247,33 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
             pull=participation.pull,
         )
 
-    def _texture(
-        self, tokens: Tensor, grid: Grid, cells: Grid, frames: Tensor | None, previous: PreviousFrame | None
+    def judge(
+        self, texture: Tensor, tokens: Tensor, words: Tensor, grid: Grid, word_mask: Tensor | None = None
+    ) -> Judgement:
+        """Score and balance a texture `[B * t, C, h, w]`; what comes before has no weights but the projection."""
+        shape = (tokens.shape[0], -1, *texture.shape[2:])
+        information = self.information(texture).view(shape)
+        perspectival = self.perspectival(texture).view(shape)
+        participation = self.participatory(texture, tokens, words, grid, word_mask)
+        balance = self.balancer(information, perspectival, participation)
+        return Judgement(information, perspectival, participation, balance)
+
+    def project_again(self, texture: Tensor, tokens: Tensor, grid: Grid) -> Tensor:
+        """A texture `[B * t, C, h, w]` that was kept, with its semantic channels as the projection makes them now."""
+        return put_semantic(texture, self._semantic(tokens, grid, texture), self.config.channels)
+
+    def _semantic(self, tokens: Tensor, grid: Grid, cells: Tensor | tuple[int, int]) -> Tensor | None:
+        size = (cells.shape[-2], cells.shape[-1]) if isinstance(cells, Tensor) else cells
+        return None if self.project is None else semantic_channels(self.project.weight, tokens, grid, size)
+
+    def read_texture(
+        self, tokens: Tensor, grid: Grid, cells: Grid, frames: Tensor | None, previous: PreviousFrame | None = None
     ) -> Tensor:
-        """Texture `[B * t, C, h, w]` in float32; without a picture, all that is known is semantic."""
-        size = (cells[1], cells[2])
-        semantic = None
-        if self.project is not None:
-            seen = F.linear(unit_rows(tokens), self.project.weight.to(tokens.dtype)).float()  # [B, N, 16]
-            # a projection of a unit vector has deviation 1 / sqrt(D); two of them reach 0 and 1
-            seen = torch.sigmoid(seen * math.sqrt(self.config.hidden_size))
-            seen = seen.view(-1, grid[1], grid[2], SEMANTIC_CHANNELS).permute(0, 3, 1, 2)  # [B * t, 16, h, w]
-            semantic = resize(seen, size)
+        """Texture `[B * t, C, h, w]` in float32 of frames `[B * t, 3, H, W]`, if there are any."""
+        semantic = self._semantic(tokens, grid, (cells[1], cells[2]))
         if frames is None:
-            table = CHANNELS[self.config.channels]
-            blank = torch.zeros(tokens.shape[0] * cells[0], len(table), *size, device=tokens.device)
-            if semantic is None:
-                return blank
-            first = table["semantic_0"]
-            return torch.cat([blank[:, :first], semantic, blank[:, first + SEMANTIC_CHANNELS :]], dim=1)
-        if previous is None and cells[0] > 1 and self.config.channels == "full":
-            clips = frames.view(-1, cells[0], *frames.shape[1:])
-            previous = PreviousFrame(torch.cat([clips[:, :1], clips[:, :-1]], dim=1).flatten(0, 1))
-        return generate_texture_array(
-            frames,
-            size,
-            self.config.channels,
-            previous=previous,
-            semantic=semantic,
-            text_detector=self.text_detector,
-            gestalt_tokens=self.config.gestalt_tokens,
-            cell_pixels=self.config.cell_pixels,
-            check_values=False,
-        ).float()
+            return blank_texture(self.config, tokens.shape[0], cells, semantic, tokens.device)
+        return picture_texture(self.config, frames, cells, semantic, previous, self.text_detector)
 
     def check(self, queries: Sequence[VisualQuery]) -> None:
         """Refuse models of another width."""

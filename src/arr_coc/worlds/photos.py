@@ -8,7 +8,7 @@ import random
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from PIL import Image
 
@@ -37,13 +37,16 @@ class Photo:
     crowds: frozenset[str] = frozenset()
 
 
-def read_photos(folder: str | Path, annotations: str | Path | None = None) -> list[Photo]:
+def read_photos(
+    folder: str | Path, annotations: str | Path | None = None, missing: Literal["refuse", "keep"] = "refuse"
+) -> list[Photo]:
     """Read a folder in COCO format.
 
     Args:
         folder (`str` or `Path`): where the pictures are.
         annotations (`str` or `Path`, *optional*): the JSON file with `images`, `annotations` and `categories`, perhaps
             gzipped. By default the only `instances*.json` or `instances*.json.gz` of the folder.
+        missing (`str`, *optional*, defaults to `"refuse"`): whether a picture that is not there is an error.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -68,7 +71,7 @@ def read_photos(folder: str | Path, annotations: str | Path | None = None) -> li
         for image in content["images"]
     ]
     for photo in photos:
-        if not photo.path.is_file():
+        if missing == "refuse" and not photo.path.is_file():
             raise ValueError(f"{photo.path} is missing; the annotations name it")
     return photos
 
@@ -109,12 +112,12 @@ def photo_scene(
     for name, box in photo.things:
         boxes[name].append(box)
     questions = [
-        Question("presence", _ask_presence(rng, name), "yes", tuple(places))
+        Question("presence", ask_presence(rng, name), "yes", tuple(places))
         for name, places in boxes.items()
         if max(_share(box, photo.size) for box in places) >= _SMALL
     ]
     missing = [name for name in absent if name not in boxes and name not in photo.crowds]
-    questions += [Question("presence", _ask_presence(rng, name), "no") for name in missing]
+    questions += [Question("presence", ask_presence(rng, name), "no") for name in missing]
     questions += [Question("photo_count", put(rng, "photo_count", name=_plural(name)), "0") for name in missing[:1]]
     for name, places in boxes.items():
         clear = all(_share(box, photo.size) >= _SMALL for box in places)
@@ -164,7 +167,8 @@ def _plural(name: str) -> str:
     return _PLURALS.get(name, name + ("es" if name.endswith(("s", "sh", "ch")) else "s"))
 
 
-def _ask_presence(rng: random.Random, name: str) -> str:
+def ask_presence(rng: random.Random, name: str) -> str:
+    """A question such as "is there a dog?", in one of its wordings."""
     if name in _ONLY_MANY:
         return f"are there {name}?"
     return put(rng, "presence", name=f"{'an' if name[0] in 'aeiou' else 'a'} {name}")

@@ -1,0 +1,1 @@
+"""Learning where to look."""

@@ -1,0 +1,235 @@
+"""What is learned from: pictures, each with questions and the places that answer them.
+
+Anything that says where to look can be a source: folders in COCO format, referring expressions, human gaze, worlds
+with their boxes, or any function that finds boxes in a picture. What cannot be used is skipped and named, by rule:
+
+| what                                | rule                                                       |
+|-------------------------------------|------------------------------------------------------------|
+| a picture that is missing or broken | skipped; refused when more than one in ten is              |
+| a box that leaves the picture       | cut to it; skipped when nothing of it is left              |
+| a class without a box               | never asked for as if it were there                        |
+| a line that cannot be read          | refused, with its number                                   |
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from arr_coc.worlds import make_sample, split_seed
+from arr_coc.worlds.photos import Photo, ask_presence, class_names, read_photos
+from arr_coc.worlds.sampling import Box, Split
+
+logger = logging.getLogger(__name__)
+
+MOST_SKIPPED = 0.1
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A question about a picture, and where its answer lies.
+
+    Args:
+        question (`str`): or a name, or an expression.
+        boxes (`tuple[Box, ...]`): in shares of the picture's sides; none if what is asked for is not there.
+        kind (`str`): of the question, for tables.
+        gaze (`Path`, *optional*): a grayscale picture of where people looked, instead of boxes.
+    """
+
+    question: str
+    boxes: tuple[Box, ...] = ()
+    kind: str = ""
+    gaze: Path | None = None
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A picture, opened when it is needed, and what is asked about it."""
+
+    name: str
+    open: Callable[[], Image.Image] = field(repr=False)
+    asks: tuple[Ask, ...] = ()
+
+
+def clip_box(box: Sequence[float]) -> Box | None:
+    """A box in shares of the sides, cut to the picture; None if nothing of it is left.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.training.examples import clip_box
+    >>> clip_box((0.5, -0.1, 1.2, 0.5)), clip_box((1.1, 0, 1.2, 1))
+    ((0.5, 0.0, 1.0, 0.5), None)
+
+    ```
+    """
+    left, top, right, bottom = (min(1.0, max(0.0, float(side))) for side in box)
+    return (left, top, right, bottom) if right > left and bottom > top else None
+
+
+def world_examples(
+    names: Sequence[str], count: int, split: Split = "train", seed: int = 0, sizes: Sequence[tuple[int, int]] = ()
+) -> Iterator[Shown]:
+    """Samples of worlds in turn.
+
+    Args:
+        names (`Sequence[str]`): worlds, or kinds of questions of one, as `scenes` or `scenes/read`.
+        count (`int`): how many.
+        split (`str`, *optional*, defaults to `"train"`): whose seeds.
+        seed (`int`, *optional*, defaults to 0): of the first sample.
+        sizes (`Sequence[tuple[int, int]]`, *optional*): widths and heights to choose from; few sizes make full
+            batches. By default the samples decide.
+    """
+    rng = random.Random(f"sizes {seed}")
+    for index in range(count):
+        world, _, kind = names[index % len(names)].partition("/")
+        size = rng.choice(sizes) if sizes else None
+        sample = make_sample(world, split_seed(split, seed + index), kind or None, size)
+        ask = Ask(sample.question, sample.boxes, sample.kind)
+        yield Shown(f"{world} {sample.seed}", lambda sample=sample: sample.picture, (ask,))  # type: ignore[misc]
+
+
+def coco_examples(folder: str | Path, seed: int = 0, most: int = 4, absent: int = 1) -> Iterator[Shown]:
+    """Classes of a folder in COCO format as questions, and some that are not there.
+
+    Args:
+        folder (`str` or `Path`): pictures and one `instances*.json`, perhaps gzipped.
+        seed (`int`, *optional*, defaults to 0): decides what is asked and how.
+        most (`int`, *optional*, defaults to 4): questions about classes that are in a picture, at most.
+        absent (`int`, *optional*, defaults to 1): questions about one that is not.
+    """
+    rng = random.Random(f"coco {seed}")
+    photos = read_photos(folder, missing="keep")
+    names = class_names(photos)
+    weights = _frequencies(photos, names)
+    for photo in photos:
+        boxes: dict[str, list[Box]] = defaultdict(list)
+        for name, (left, top, right, bottom) in photo.things:
+            width, height = photo.size
+            box = clip_box((left / width, top / height, right / width, bottom / height))
+            if box is not None:
+                boxes[name].append(box)
+        present = rng.sample(sorted(boxes), min(most, len(boxes)))
+        others = [
+            name for name in rng.choices(names, weights, k=4 * absent) if name not in boxes and name not in photo.crowds
+        ]
+        asks = [Ask(_say(rng, name), tuple(boxes[name]), "class") for name in present]
+        asks += [Ask(_say(rng, name), (), "absent") for name in others[:absent]]
+        yield Shown(str(photo.path), _opener(photo.path), tuple(asks))
+
+
+def _say(rng: random.Random, name: str) -> str:
+    return name if rng.random() < 0.5 else ask_presence(rng, name)
+
+
+def _frequencies(photos: list[Photo], names: list[str]) -> list[int]:
+    counted = Counter(name for photo in photos for name in {name for name, _ in photo.things})
+    return [counted[name] for name in names]
+
+
+def expression_examples(path: str | Path, pictures: str | Path | None = None) -> Iterator[Shown]:
+    """Referring expressions, JSON lines of `image`, `expression`, `box` in shares of the sides, perhaps `category`."""
+    for name, rows in _by_picture(path, ("image", "expression", "box")).items():
+        asks = []
+        for row in rows:
+            box = clip_box(row["box"])
+            if box is not None:
+                asks.append(Ask(str(row["expression"]), (box,), "expression"))
+        place = Path(pictures or Path(path).parent) / name
+        yield Shown(str(place), _opener(place), tuple(asks))
+
+
+def gaze_examples(path: str | Path, pictures: str | Path | None = None) -> Iterator[Shown]:
+    """Where people looked, JSON lines of `image`, `question` and `map`, a grayscale picture."""
+    folder = Path(pictures or Path(path).parent)
+    for name, rows in _by_picture(path, ("image", "question", "map")).items():
+        asks = tuple(Ask(str(row["question"]), kind="gaze", gaze=folder / str(row["map"])) for row in rows)
+        yield Shown(str(folder / name), _opener(folder / name), asks)
+
+
+def detected_examples(
+    pictures: Iterable[str | Path], find: Callable[[Image.Image], dict[str, Sequence[Sequence[float]]]]
+) -> Iterator[Shown]:
+    """Pictures without boxes, and any function that finds some: a detector's guesses as labels.
+
+    Args:
+        pictures (`Iterable[str | Path]`): files.
+        find (`Callable`): from a picture to boxes by name, in shares of the sides.
+    """
+    for path in map(Path, pictures):
+        with Image.open(path) as file:
+            found = find(file.convert("RGB"))
+        asks = []
+        for name, boxes in found.items():
+            clipped = tuple(box for one in boxes if (box := clip_box(one)) is not None)
+            if clipped:
+                asks.append(Ask(name, clipped, "detected"))
+        yield Shown(str(path), _opener(path), tuple(asks))
+
+
+def _opener(path: Path) -> Callable[[], Image.Image]:
+    def read() -> Image.Image:
+        with Image.open(path) as file:
+            return file.convert("RGB")
+
+    return read
+
+
+def _by_picture(path: str | Path, needed: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
+    """Rows of JSON lines, by picture, in the order in which these come first."""
+    path = Path(path)
+    found: dict[str, list[dict[str, Any]]] = {}
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
+            missing = [name for name in needed if not isinstance(row, dict) or name not in row]
+            if missing:
+                raise ValueError(f"{path}, line {number} has no {missing[0]!r}; each needs {', '.join(needed)}")
+            found.setdefault(str(row["image"]), []).append(row)
+    return found
+
+
+def open_all(shown: Iterable[Shown]) -> tuple[list[tuple[Shown, Image.Image]], list[str]]:
+    """Pictures that can be read and are asked about, and the names of those that cannot be read, with the reason."""
+    found: list[tuple[Shown, Image.Image]] = []
+    skipped: list[str] = []
+    for one in shown:
+        if one.asks:
+            try:
+                found.append((one, one.open()))
+            except (OSError, ValueError, Image.DecompressionBombError) as error:
+                skipped.append(f"{one.name} ({error})")
+    return found, skipped
+
+
+def check_skipped(skipped: Sequence[str], seen: int) -> None:
+    """Name pictures that cannot be read; refuse when they are more than one in ten."""
+    if not skipped:
+        return
+    message = f"{len(skipped)} of {seen} pictures cannot be read, the first is {skipped[0]}"
+    if len(skipped) > MOST_SKIPPED * seen:
+        raise ValueError(message)
+    logger.warning(message)
+
+
+def read_gaze(path: Path, rows: int, columns: int) -> np.ndarray:
+    """Where people looked, on a grid `[rows, columns]` in [0, 1], the most looked at is 1."""
+    with Image.open(path) as file:
+        small = file.convert("L").resize((columns, rows), Image.Resampling.BOX)
+    values = np.asarray(small, dtype=np.float32)
+    return values / max(1.0, float(values.max()))

@@ -1,0 +1,233 @@
+"""What a frozen model sees, computed once and kept on disk, so that an epoch costs seconds.
+
+A directory of shards, each a safetensors file that is written aside and renamed: work that was interrupted goes on
+where it stopped. A picture's tokens and texture are kept once, however many questions are asked about it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from arr_coc.config import Grid
+from arr_coc.layer import ARRCOCLayer
+from arr_coc.metrics import cells_inside
+from arr_coc.models.family import Family, open_family
+from arr_coc.training.examples import Ask, Shown, check_skipped, open_all, read_gaze
+
+SHARD = 64  # pictures
+INDEX = "index.json"
+
+
+class Batch(NamedTuple):
+    """Questions about pictures of one grid, as the layer takes them."""
+
+    tokens: Tensor  # [B, N, D]
+    texture: Tensor  # [B, C, h, w]
+    words: Tensor  # [B, Q, D]
+    word_mask: Tensor  # [B, Q]
+    target: Tensor  # [B, N]
+    grid: Grid
+    kinds: list[str]
+
+
+@torch.no_grad()
+def write_features(
+    directory: str | Path,
+    model: Any,
+    processor: Any,
+    layer: ARRCOCLayer,
+    shown: Iterable[Shown],
+    *,
+    query_layers: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Encode pictures and questions into a directory; shards that are there are taken as they are.
+
+    Args:
+        directory (`str` or `Path`): made if need be.
+        model (`PreTrainedModel`), processor (`ProcessorMixin`): the frozen base.
+        layer (`ARRCOCLayer`): makes the texture; its weights do not matter.
+        shown (`Iterable[Shown]`): always the same in the same order, see `examples`.
+        query_layers (`int`, *optional*, defaults to 0): as in [`~arr_coc.prepare`].
+        progress (`Callable`, *optional*): told how many pictures were done.
+    """
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    family, stream, number, done = open_family(model), iter(shown), 0, 0
+    skipped: list[str] = []
+    while some := list(islice(stream, SHARD)):
+        path = directory / f"{number:05}.safetensors"
+        if not path.exists():
+            _write_shard(path, family, processor, layer, some, query_layers)
+        with safe_open(path, "pt") as file:
+            skipped += json.loads(file.metadata()["skipped"])
+        number, done = number + 1, done + len(some)
+        if progress is not None:
+            progress(done)
+    check_skipped(skipped, done)
+    aside = directory / f".{INDEX}"
+    aside.write_text(json.dumps({"shards": number, "pictures": done}) + "\n", encoding="utf-8")
+    aside.replace(directory / INDEX)
+
+
+def _write_shard(
+    path: Path, family: Family, processor: Any, layer: ARRCOCLayer, some: list[Shown], query_layers: int
+) -> None:
+    tokens, textures, targets, index, asked, kinds = [], [], [], [], [], []
+    grids: list[Grid] = []
+    rows: list[Tensor] = []
+    places: dict[int, int] = {}  # of words that are the same everywhere
+    pictures, skipped = open_all(some)
+    for one, picture in pictures:
+        seen, texture, grid = _see(family, processor, layer, picture)
+        tokens.append(seen.half())
+        textures.append(texture.half())
+        for ask in one.asks:
+            ids = processor.tokenizer(ask.question, add_special_tokens=False, return_tensors="pt")["input_ids"][0]
+            if not len(ids):
+                continue
+            found = family.embed_words(ids.to(seen.device), query_layers).half().cpu()
+            for word, row in zip(ids.tolist(), found, strict=True):
+                known = places.get(word) if query_layers == 0 else None
+                if known is None:
+                    known = places[word] = len(rows)
+                    rows.append(row)
+                index.append(known)
+            targets.append((make_target(ask, grid) * 255).round().to(torch.uint8).flatten())
+            asked.append((len(grids), len(ids)))
+            kinds.append(ask.kind)
+        grids.append(grid)
+    names = sorted(set(kinds))
+    content = {
+        "tokens": torch.cat(tokens) if tokens else torch.zeros(0, 1),
+        "texture": torch.cat(textures) if textures else torch.zeros(0, 1),
+        "grids": torch.tensor(grids).view(-1, 3),
+        "words": torch.stack(rows) if rows else torch.zeros(0, 1),
+        "word_index": torch.tensor(index, dtype=torch.long),
+        "targets": torch.cat(targets) if targets else torch.zeros(0, dtype=torch.uint8),
+        "asked": torch.tensor(asked, dtype=torch.long).view(-1, 2),  # picture, number of words
+        "kinds": torch.tensor([names.index(kind) for kind in kinds], dtype=torch.long),
+    }
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        about = {"kinds": json.dumps(names), "skipped": json.dumps(skipped)}
+        save_file({name: value.contiguous() for name, value in content.items()}, aside, about)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _see(family: Family, processor: Any, layer: ARRCOCLayer, picture: Image.Image) -> tuple[Tensor, Tensor, Grid]:
+    """Tokens `[N, D]` and texture `[N, C]` of a picture."""
+    device = family.target.device
+    inputs = processor.image_processor(images=[picture], return_tensors="pt").to(device)
+    inputs["pixel_values"] = inputs["pixel_values"].to(family.target.dtype)
+    tokens, grid = family.encode(inputs, "image").features, family.grids(inputs, "image")[0]
+    shown = family.pictures(inputs, "image")
+    frames = None if shown is None else shown[0]
+    texture = layer.read_texture(tokens[None], grid, grid, frames, None)  # [1, C, h, w]
+    return tokens.cpu(), texture[0].flatten(1).mT.cpu(), grid
+
+
+def make_target(ask: Ask, grid: Grid) -> Tensor:
+    """What had to be looked at, `[h, w]` in [0, 1]."""
+    if ask.gaze is not None:
+        return torch.from_numpy(read_gaze(ask.gaze, grid[1], grid[2]))
+    return cells_inside(ask.boxes, grid[1], grid[2]).float()
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a question lies in its shard."""
+
+    shard: int
+    picture: int
+    first_token: int
+    first_word: int
+    words: int
+    first_target: int
+    kind: str
+
+
+class Features:
+    """Questions and pictures that [`write_features`] wrote, by number.
+
+    Args:
+        directories (`str` or `Path`): one or several; all must be complete.
+    """
+
+    def __init__(self, *directories: str | Path) -> None:
+        self.shards: list[dict[str, Tensor]] = []
+        self.places: list[_Place] = []
+        self.grids: list[Grid] = []
+        for directory in map(Path, directories):
+            if not (directory / INDEX).is_file():
+                raise ValueError(f"{directory} has no features, or they are not complete; write them first")
+            for number in range(json.loads((directory / INDEX).read_text())["shards"]):
+                self._add(directory / f"{number:05}.safetensors")
+        if not self.places:
+            raise ValueError(f"there is no question in {', '.join(map(str, directories))}")
+
+    def _add(self, path: Path) -> None:
+        with safe_open(path, "pt") as file:
+            names = json.loads(file.metadata()["kinds"])
+        shard = load_file(path)
+        counts = shard["grids"].prod(dim=1)
+        firsts = (counts.cumsum(0) - counts).tolist()
+        word, target = 0, 0
+        for (picture, words), kind in zip(shard["asked"].tolist(), shard["kinds"].tolist(), strict=True):
+            t, h, w = shard["grids"][picture].tolist()
+            place = _Place(len(self.shards), picture, firsts[picture], word, words, target, names[kind])
+            self.places.append(place)
+            self.grids.append((t, h, w))
+            word, target = word + words, target + t * h * w
+        self.shards.append(shard)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def batch(self, numbers: list[int], device: torch.device | str = "cpu") -> Batch:
+        """Questions of one grid, put together."""
+        [grid] = {self.grids[number] for number in numbers}
+        count = grid[0] * grid[1] * grid[2]
+        tokens, texture, words, target = [], [], [], []
+        for number in numbers:
+            place = self.places[number]
+            shard = self.shards[place.shard]
+            cells = slice(place.first_token, place.first_token + count)
+            tokens.append(shard["tokens"][cells])
+            texture.append(shard["texture"][cells].mT.reshape(-1, grid[1], grid[2]))  # [C, h, w]
+            words.append(shard["words"][shard["word_index"][place.first_word : place.first_word + place.words]])
+            target.append(shard["targets"][place.first_target : place.first_target + count])
+        mask = pad_sequence([torch.ones(len(one), dtype=torch.bool) for one in words], batch_first=True)
+        return Batch(
+            torch.stack(tokens).to(device).float(),
+            torch.stack(texture).to(device).float(),
+            pad_sequence(words, batch_first=True).to(device).float(),
+            mask.to(device),
+            torch.stack(target).to(device).float() / 255,
+            grid,
+            [self.places[number].kind for number in numbers],
+        )
+
+
+def features_key(model: Any, *parts: object) -> str:
+    """A short name for what decides the features: the model's weights, and whatever else is given."""
+    weights = [
+        (name, tuple(value.shape), float(value.float().sum())) for name, value in sorted(model.state_dict().items())
+    ]
+    return hashlib.sha256(repr((weights, parts)).encode()).hexdigest()[:16]

@@ -1,0 +1,63 @@
+"""Losses on the continuous relevance map, each a mean over the examples `[B]`.
+
+Discrete selection has no gradient; these need none. Relevance becomes a probability by a learned sharpness and
+threshold that are dropped after training: only the order of the cells decides what is kept.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+WEIGHTS = {"dice": 1.0, "bce": 1.0, "mse": 0.5, "rank": 1.0, "explore": 0.1}
+
+
+def proxy_losses(logits: Tensor, target: Tensor) -> dict[str, Tensor]:
+    """Losses of relevance against targets.
+
+    Args:
+        logits (`Tensor` of shape `[B, N]`): relevance, sharpened.
+        target (`Tensor` of shape `[B, N]`): in [0, 1], what had to be looked at; a row of zeros is a question about
+            something that is not there.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc.training.losses import proxy_losses
+    >>> target = torch.tensor([[1.0, 0.0, 0.0]])
+    >>> good, bad = (proxy_losses(torch.tensor([row]), target) for row in ([4.0, -4.0, -4.0], [-4.0, 4.0, -4.0]))
+    >>> all(good[name] < bad[name] for name in good)
+    True
+
+    ```
+    """
+    probability = torch.sigmoid(logits)
+    present = target.amax(dim=1) > 0  # [B]
+    both = (probability * target).sum(dim=1)
+    dice = 1 - (2 * both + 1) / (probability.sum(dim=1) + target.sum(dim=1) + 1)
+    # what is inside counts as much as what is outside, however small it is
+    inside = target.sum(dim=1).clamp(min=1)
+    outside = (1 - target).sum(dim=1).clamp(min=1)
+    balance = target / inside[:, None] + (1 - target) / outside[:, None]
+    bce = (F.binary_cross_entropy_with_logits(logits, target, reduction="none") * balance).sum(dim=1)
+    mse = ((probability - target).square() * balance).sum(dim=1)
+    return {
+        "dice": (dice * present).mean(),
+        "bce": bce.mean(),
+        "mse": mse.mean(),
+        "rank": (_ranking(logits, target) * present).mean(),
+    }
+
+
+def _ranking(logits: Tensor, target: Tensor) -> Tensor:
+    """How far `[B]` the cells inside are below the best ones outside: cross-entropy of each against all outside."""
+    outside = torch.logsumexp(logits + torch.log(1 - target + 1e-6), dim=1, keepdim=True)  # [B, 1]
+    missing = F.softplus(outside - logits)  # -log(inside / (inside + all outside))
+    return (missing * target).sum(dim=1) / target.sum(dim=1).clamp(min=1)
+
+
+def total(losses: dict[str, Tensor]) -> Tensor:
+    """Their weighted sum."""
+    return torch.stack([WEIGHTS[name] * value for name, value in losses.items()]).sum()

@@ -1,0 +1,67 @@
+"""What `--data` names: worlds, folders in COCO format, JSON lines of expressions or of gaze."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from arr_coc.training.examples import Shown, coco_examples, expression_examples, gaze_examples, world_examples
+from arr_coc.worlds import list_worlds
+from arr_coc.worlds.sampling import Split, open_world
+
+# Few sizes make full batches; in pixels, whole tokens of 32.
+_SCENE_SIZES = ((384, 384), (512, 512), (512, 384), (384, 512), (448, 320), (320, 448), (512, 256), (256, 256))
+_PAGE_SIZES = ((768, 768), (768, 576), (576, 768), (512, 640))
+_NEEDLE_SIZES = ((1024, 1024), (1024, 768))
+WORLD_SIZES = {"pages": _PAGE_SIZES, "needles": _NEEDLE_SIZES}
+
+
+def open_source(name: str, count: int, seed: int = 0, split: Split = "train") -> Iterator[Shown]:
+    """The examples of a source.
+
+    Args:
+        name (`str`): a world or one kind of its questions (`scenes`, `scenes/read`), a folder in COCO format, or a
+            file of JSON lines, perhaps gzipped.
+        count (`int`): how many samples of a world; files and folders are read to their end.
+        seed (`int`, *optional*, defaults to 0): of a world's first sample, and of what is asked about photographs.
+        split (`str`, *optional*, defaults to `"train"`): of worlds.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.training.sources import open_source
+    >>> [shown] = open_source("scenes/color", 1)
+    >>> shown.asks[0].kind
+    'color'
+
+    ```
+    """
+    world, _, kind = name.partition("/")
+    path = Path(name)
+    if world in list_worlds() and not path.exists():
+        if kind and kind not in open_world(world).kinds:
+            raise ValueError(f"{world} asks no {kind!r}; it asks {', '.join(open_world(world).kinds)}")
+        return world_examples([name], count, split, seed, WORLD_SIZES.get(world, _SCENE_SIZES))
+    if path.is_dir():
+        return coco_examples(path, seed)
+    if path.is_file():
+        fields = _first_fields(path)
+        if {"image", "expression", "box"} <= fields:
+            return expression_examples(path)
+        if {"image", "question", "map"} <= fields:
+            return gaze_examples(path)
+        wanted = "image, expression, box, or image, question, map"
+        raise ValueError(f"{path} has lines of {', '.join(sorted(fields)) or 'nothing'}; needed are {wanted}")
+    raise ValueError(f"{name!r} is neither a world ({', '.join(list_worlds())}) nor a folder nor a file")
+
+
+def _first_fields(path: Path) -> set[str]:
+    """Names in the first line of a file of JSON lines."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
+            row = json.loads(next(lines, ""))
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} is not JSON lines: {error}") from None
+    return set(row) if isinstance(row, dict) else set()
