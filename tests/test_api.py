@@ -60,6 +60,7 @@ ORDER = [
     *("metrics", "evaluating"),
     *("training.examples", "training.sources", "training.features", "training.batches", "training.losses"),
     *("training.proxy", "training.checkpoints", "training.loop", "training.proxy_stage"),
+    *("training.estimators", "training.answers", "training.answered", "training.answers_stage"),
     *("sheet", "commands.look", "commands.ask", "commands.world", "commands.train", "cli", "__main__"),
 ]
 

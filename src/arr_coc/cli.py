@@ -149,38 +149,55 @@ def train(
     data: Annotated[
         list[str],
         typer.Option(
-            help="What to learn from; may be repeated: a world or a kind of its questions (scenes, scenes/read), a "
-            "folder in COCO format, JSON lines of expressions (image, expression, box) or gaze (image, question, map)."
+            help="What to learn from; may be repeated: a world or a kind of its questions (scenes, scenes/read). For "
+            "proxy also a folder in COCO format, JSON lines of expressions (image, expression, box) or of gaze (image, "
+            "question, map); for answers and hard also crowded, and a file of VQAv2's questions."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Directory of the run.")],
+    stage: Annotated[str, typer.Option(help="proxy (boxes and maps), answers, or hard.")] = "proxy",
     base: Annotated[
         str | None, typer.Option(help="Directory or Hub id of a supported model. [default: the embedded one]")
     ] = None,
-    stage: Annotated[str, typer.Option(help="proxy: from boxes and maps.")] = "proxy",
+    start: Annotated[Path | None, typer.Option(help="A selector to go on from. [default: an untrained layer]")] = None,
     steps: Annotated[int, typer.Option(help="Steps of the optimizer.")] = 1000,
     batch: Annotated[int, typer.Option(help="Questions of a step, in each process.")] = 32,
-    rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 3e-3,
+    rate: Annotated[
+        float | None, typer.Option(help="Highest learning rate. [default: 3e-3 for proxy, 1e-3 otherwise]")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the order, and of the worlds' first sample.")] = 0,
     samples: Annotated[int, typer.Option(min=1, help="Samples of each world.")] = 2000,
-    start: Annotated[Path | None, typer.Option(help="A selector to go on from. [default: an untrained layer]")] = None,
+    estimator: Annotated[str, typer.Option(help="answers, hard: gate, gumbel, reinforce, soft or none.")] = "gate",
+    budget: Annotated[
+        str, typer.Option(help="answers, hard: 0.25, falling 1.0>0.25, drawn for each step 0.06-0.5, or auto.")
+    ] = "0.25",
+    reward: Annotated[str, typer.Option(help="Of reinforce: likelihood or accuracy.")] = "likelihood",
+    thrift: Annotated[float, typer.Option(min=0, help="What the tokens of budget auto cost in the loss.")] = 0.0,
+    lora: Annotated[int, typer.Option(min=0, help="answers, hard: rank of LoRA on the base; 0 leaves it frozen.")] = 0,
     query_layers: Annotated[int, typer.Option(min=0, help="Layers that read the question first.")] = 0,
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 200,
-    cache: Annotated[Path | None, typer.Option(help="Where features are kept. [default: ~/.cache/arr-coc]")] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="proxy: where features are kept. [default: ~/.cache/arr-coc]")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint of --out.")] = False,
 ) -> None:
     """Train a selector for a frozen model; Ctrl-C saves a checkpoint, --resume goes on from it."""
     with _one_line_errors():
-        if stage != "proxy":
-            raise ValueError(f"`--stage` must be proxy, got {stage!r}")
+        if stage not in ("proxy", "answers", "hard"):
+            raise ValueError(f"`--stage` must be proxy, answers or hard, got {stage!r}")
         from arr_coc.commands.train import train as run
         from arr_coc.training.loop import LoopConfig
 
-        config = LoopConfig(steps=steps, batch_size=batch, rate=rate, seed=seed, save_every=save_every)
-        options = {"start": start, "samples": samples, "cache": cache, "query_layers": query_layers}
+        peak = rate if rate is not None else 3e-3 if stage == "proxy" else 1e-3
+        config = LoopConfig(steps=steps, batch_size=batch, rate=peak, seed=seed, save_every=save_every)
+        options: dict[str, Any] = {"start": start, "samples": samples, "query_layers": query_layers}
+        if stage == "proxy":
+            options["cache"] = cache
+        else:
+            options |= {"estimator": estimator, "budget": budget, "reward": reward, "thrift": thrift, "lora": lora}
         try:
-            run(data, out, base, config, device=device, resume=resume, **options)
+            run(stage, data, out, base, config, device=device, resume=resume, **options)
         except KeyboardInterrupt:
             typer.echo(f"stopped; the same command with --resume goes on from {out}", err=True)
             raise typer.Exit(130) from None

@@ -11,12 +11,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from arr_coc.config import EMBEDDED
 from arr_coc.models.loading import quiet_loading
+from arr_coc.training.answers_stage import train_answers
 from arr_coc.training.loop import LoopConfig
 from arr_coc.training.proxy_stage import train_proxy
 
 
-def train(data: Sequence[str], out: Path, base: str | None, config: LoopConfig, **options: Any) -> Path:
-    """Train a selector; options as in [`~arr_coc.training.proxy_stage.train_proxy`]."""
+def train(stage: str, data: Sequence[str], out: Path, base: str | None, config: LoopConfig, **options: Any) -> Path:
+    """Train a selector in one of `STAGES`; options are those of the stage."""
     quiet_loading()
     columns = (
         TextColumn("{task.description}"),
@@ -39,7 +40,10 @@ def train(data: Sequence[str], out: Path, base: str | None, config: LoopConfig, 
                 bar.update(task, visible=False)
             if not steps:
                 steps.append(bar.add_task("training", total=config.steps, facts=""))
-            shown = f"loss {facts['loss']:.3f}  overlap {facts['overlap']:.2f}  {facts['per_second']:.0f} questions/s"
+            measured = "overlap" if stage == "proxy" else "accuracy"
+            shown = f"loss {facts['loss']:.3f}  {measured} {facts[measured]:.2f}  {facts['per_second']:.0f} questions/s"
             bar.update(steps[0], completed=step, facts=shown)
 
-        return train_proxy(data, out, base or EMBEDDED, config, say=say, progress=progress, **options)
+        if stage == "proxy":
+            return train_proxy(data, out, base or EMBEDDED, config, say=say, progress=progress, **options)
+        return train_answers(data, out, base or EMBEDDED, config, hard=stage == "hard", say=say, **options)

@@ -126,8 +126,10 @@ def train(
             losses, measures = wrapped(batch_at(step))
             loss = total(losses)
             optimizer.zero_grad(set_to_none=True)
-            accelerator.backward(loss)
-            norm = accelerator.clip_grad_norm_(trained, 1.0)
+            norm = torch.zeros_like(loss)
+            if loss.requires_grad:  # not so for the estimator `none`
+                accelerator.backward(loss)
+                norm = accelerator.clip_grad_norm_(trained, 1.0)
             if not math.isfinite(float(loss.detach() + norm)):
                 raise ValueError(_not_finite(losses, step, out))
             asked += config.batch_size * accelerator.num_processes

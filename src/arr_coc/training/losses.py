@@ -60,4 +60,4 @@ def _ranking(logits: Tensor, target: Tensor) -> Tensor:
 
 def total(losses: dict[str, Tensor]) -> Tensor:
     """Their weighted sum."""
-    return torch.stack([WEIGHTS[name] * value for name, value in losses.items()]).sum()
+    return torch.stack([WEIGHTS.get(name, 1.0) * value for name, value in losses.items()]).sum()

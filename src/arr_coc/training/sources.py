@@ -18,6 +18,12 @@ _NEEDLE_SIZES = ((1024, 1024), (1024, 768))
 WORLD_SIZES = {"pages": _PAGE_SIZES, "needles": _NEEDLE_SIZES}
 
 
+def world_size(world: str, number: int) -> tuple[int, int]:
+    """The size of a numbered sample, one of a few."""
+    sizes = WORLD_SIZES.get(world, _SCENE_SIZES)
+    return sizes[number % len(sizes)]
+
+
 def open_source(name: str, count: int, seed: int = 0, split: Split = "train") -> Iterator[Shown]:
     """The examples of a source.
 

@@ -1,0 +1,137 @@
+"""Questions with answers, by number: samples of worlds, and VQAv2's published JSON as it is."""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from arr_coc.training.answers import Asked
+from arr_coc.training.sources import world_size
+from arr_coc.worlds import draw_scene, list_worlds, make_sample, split_seed
+from arr_coc.worlds.sampling import open_world
+
+# What the third stage counts double, and how many shapes and texts make a crowd.
+HARD = ("camouflage", "needles", "crowded")
+CROWD = 9
+
+
+class Answered(ABC):
+    """A set of questions with answers."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, number: int) -> Asked: ...
+
+
+class WorldAnswers(Answered):
+    """Samples of a world, drawn when they are needed.
+
+    Args:
+        name (`str`): a world, one kind of its questions (`scenes/read`), or `crowded`: scenes with many distractors.
+        count (`int`): how many.
+        seed (`int`): of the first.
+        weight (`float`, *optional*, defaults to 1.0): how much each counts.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.training.answered import WorldAnswers
+    >>> WorldAnswers("scenes/color", 4, 0)[1].question
+    'what color is the circle?'
+
+    ```
+    """
+
+    def __init__(self, name: str, count: int, seed: int, weight: float = 1.0) -> None:
+        self.crowded = name == "crowded"
+        self.world, _, kind = ("scenes", "", "") if self.crowded else name.partition("/")
+        if kind and kind not in open_world(self.world).kinds:
+            raise ValueError(f"{self.world} asks no {kind!r}; it asks {', '.join(open_world(self.world).kinds)}")
+        self.kind = kind or None
+        self.count, self.seed, self.weight = count, seed, weight
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, number: int) -> Asked:
+        place = self.seed + number
+        if self.crowded:  # each number has a hundred seeds of its own to find a crowd in
+            place = next(
+                (at for at in range(100 * place, 100 * place + 99) if self._things(at) >= CROWD), 100 * place + 99
+            )
+        sample = make_sample(self.world, split_seed("train", place), self.kind, world_size(self.world, place))
+        return Asked(sample.picture, sample.question, sample.answer, self.weight)
+
+    def _things(self, place: int) -> int:
+        scene = draw_scene(self.world, split_seed("train", place), self.kind, world_size(self.world, place))
+        return sum("text" in thing.words or len(thing.words) > 1 for thing in scene.things)
+
+
+class VQAAnswers(Answered):
+    """VQAv2: its questions, with annotations and pictures found beside them by their published names.
+
+    Args:
+        questions (`str` or `Path`): such as `v2_OpenEnded_mscoco_val2014_questions.json`; in the same folder
+            `v2_mscoco_val2014_annotations.json`, and pictures in `val2014` or in the folder itself.
+    """
+
+    def __init__(self, questions: str | Path) -> None:
+        path = Path(questions)
+        found = re.fullmatch(r"(v2_)?OpenEnded_mscoco_(\w+?)_questions\.json", path.name)
+        if found is None:
+            raise ValueError(f"{path} is not named as VQAv2's questions, v2_OpenEnded_mscoco_val2014_questions.json")
+        prefix, split = found[1] or "", found[2]
+        answers = path.with_name(f"{prefix}mscoco_{split}_annotations.json")
+        if not answers.is_file():
+            raise ValueError(f"{answers} is missing; VQAv2's annotations lie beside its questions")
+        by_number = {one["question_id"]: one["multiple_choice_answer"] for one in _read(answers, "annotations")}
+        self.folder = path.parent / split if (path.parent / split).is_dir() else path.parent
+        self.split = split
+        asked = _read(path, "questions")
+        self.rows = [
+            (int(one["image_id"]), str(one["question"]), str(by_number[one["question_id"]]))
+            for one in asked
+            if one["question_id"] in by_number
+        ]
+        if not self.rows:
+            raise ValueError(f"no question of {path} has an answer in {answers}")
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, number: int) -> Asked:
+        image, question, answer = self.rows[number]
+        path = self.folder / f"COCO_{self.split}_{image:012}.jpg"
+        try:
+            with Image.open(path) as file:
+                return Asked(file.convert("RGB"), question, answer)
+        except FileNotFoundError:
+            raise ValueError(f"{path} is missing; a question of VQAv2 asks about it") from None
+
+
+def _read(path: Path, name: str) -> list[dict[str, Any]]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        rows: list[dict[str, Any]] = content[name]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not VQAv2's JSON with {name!r}: {error}") from None
+    return rows
+
+
+def open_answered(name: str, count: int, seed: int, hard: bool = False) -> Answered:
+    """A set of questions by its name: a world, a kind of its questions, `crowded`, or a file of VQAv2's questions."""
+    world = name.partition("/")[0]
+    if name == "crowded" or world in list_worlds():
+        return WorldAnswers(name, count, seed, 2.0 if hard and world in HARD else 1.0)
+    if Path(name).is_file():
+        return VQAAnswers(name)
+    raise ValueError(
+        f"{name!r} is neither a world ({', '.join(list_worlds())}, crowded) nor a file of VQAv2's questions"
+    )

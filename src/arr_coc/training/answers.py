@@ -1,0 +1,237 @@
+"""Stages 2 and 3: the loss of a frozen model's answer through `prepare`, gradients to the selector."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+
+from arr_coc.config import Budget, check_budget
+from arr_coc.layer import ARRCOCLayer
+from arr_coc.models.asking import ChatTokens
+from arr_coc.models.family import open_family
+from arr_coc.models.preparing import Settings, prepare_with_outputs
+from arr_coc.selecting import VisualQuery
+from arr_coc.training.estimators import ESTIMATORS, EstimatingSelector
+
+
+class Asked(NamedTuple):
+    """A picture, a question, its answer, and how much it counts."""
+
+    picture: Image.Image
+    question: str
+    answer: str
+    weight: float = 1.0
+
+
+class Asking(NamedTuple):
+    """The batch of a step: ordinary inputs with labels, and what decides the draws."""
+
+    inputs: dict[str, Any]
+    weights: Tensor  # [B]
+    step: int
+    draw: int  # seed
+
+
+@dataclass(frozen=True)
+class BudgetPlan:
+    """How many tokens are read as training goes on.
+
+    Args:
+        first, last (`float`): shares of the tokens at the beginning and at the end; the same is constant.
+        sampled (`bool`, *optional*, defaults to `False`): draw a share between them for each step instead, so that
+            one selector serves all budgets.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.training.answers import BudgetPlan
+    >>> plan = BudgetPlan.parse("1.0>0.25")
+    >>> plan.at(0, 100), plan.at(99, 100)
+    (1.0, 0.25)
+
+    ```
+    """
+
+    first: Budget
+    last: Budget
+    sampled: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> BudgetPlan:
+        """`0.25` is constant, `1.0>0.25` falls, `0.06-0.5` is drawn for each step, `auto` is decided by relevance."""
+        if text == "auto":
+            return cls("auto", "auto")
+        for mark in (">", "-"):
+            parts = text.split(mark)
+            if len(parts) == 2:
+                first, last = (cls._share(part, text) for part in parts)
+                return cls(first, last, mark == "-")
+        share = cls._share(text, text)
+        return cls(share, share)
+
+    @staticmethod
+    def _share(part: str, text: str) -> float:
+        try:
+            return float(check_budget(float(part)))
+        except ValueError:
+            raise ValueError(f"`budget` must be as 0.25, 1.0>0.25, 0.06-0.5 or auto, got {text!r}") from None
+
+    def at(self, step: int, steps: int, seed: int = 0) -> Budget:
+        """The budget of a step."""
+        if isinstance(self.first, str) or isinstance(self.last, str):
+            return "auto"
+        share = random.Random(f"budget {seed} {step}").random() if self.sampled else step / max(1, steps - 1)
+        return float(self.first * (self.last / self.first) ** share)  # by ratio: half of half is a quarter
+
+
+class AnswersTask(nn.Module):
+    """The layer before a frozen model.
+
+    Args:
+        layer (`ARRCOCLayer`): learns.
+        base (`PreTrainedModel`): answers; only those of its weights learn that require a gradient.
+        estimator (`str`): see `estimators`.
+        chat (`ChatTokens`): markers of its prompts.
+        budget (`BudgetPlan`): how many tokens are read.
+        steps (`int`): of the whole run.
+        seed (`int`): of the budgets.
+        reward (`str`, *optional*, defaults to `"likelihood"`): of `reinforce`, or `"accuracy"`.
+        thrift (`float`, *optional*, defaults to 0.0): how much the tokens that `"auto"` gives count in the loss.
+        query_layers (`int`, *optional*, defaults to 0): as in [`~arr_coc.prepare`].
+    """
+
+    baseline: nn.Linear | None
+
+    def __init__(
+        self,
+        layer: ARRCOCLayer,
+        base: Any,
+        estimator: str,
+        chat: ChatTokens,
+        budget: BudgetPlan,
+        steps: int,
+        seed: int = 0,
+        reward: str = "likelihood",
+        thrift: float = 0.0,
+        query_layers: int = 0,
+    ) -> None:
+        super().__init__()
+        if estimator not in ESTIMATORS:
+            raise ValueError(f"`estimator` must be one of {', '.join(ESTIMATORS)}, got {estimator!r}")
+        if reward not in ("likelihood", "accuracy"):
+            raise ValueError(f"`reward` must be likelihood or accuracy, got {reward!r}")
+        self.layer = layer
+        self._base = (base,)  # not as a submodule: it is not saved with the run
+        self.tuned = nn.ParameterList([weight for weight in base.parameters() if weight.requires_grad])
+        self.family = open_family(base)
+        self.estimator, self.reward, self.thrift = estimator, reward, thrift
+        self.budget, self.steps, self.seed = budget, steps, seed
+        mode: Any = "weight" if estimator == "soft" else "prune"
+        self.settings = Settings(mode=mode, chat=chat, on_error="raise", query_layers=query_layers)
+        self.baseline = nn.Linear(2 * layer.config.hidden_size, 1) if estimator == "reinforce" else None
+        if self.baseline is not None:
+            nn.init.zeros_(self.baseline.weight)
+            nn.init.zeros_(self.baseline.bias)
+
+    def forward(self, batch: Asking) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Losses of a batch, and measures of how well it was answered."""
+        budget = self.budget.at(batch.step, self.steps, self.seed)
+        selector = _Watching(
+            self.layer,
+            self.estimator,
+            # annealed: towards the end what is drawn is what is deployed
+            temperature=2.0 * (0.1 ** (batch.step / max(1, self.steps))),
+            generator=torch.Generator().manual_seed(batch.draw),
+        )
+        settings = Settings(**{**vars(self.settings), "budget": budget})
+        prepared = prepare_with_outputs(self.family, batch.inputs, selector, settings)
+        labels = prepared.inputs.pop("labels")
+        detached = self.estimator == "reinforce" and not len(self.tuned)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not detached):
+            logits = self._base[0](**prepared.inputs, use_cache=False).logits
+            loss, right = answer_losses(logits, labels)
+        losses = {"answer": (loss * batch.weights).mean()}
+        if self.baseline is not None:
+            reward = -loss.detach() if self.reward == "likelihood" else right
+            losses |= _reinforced(self.baseline(selector.seen)[:, 0], selector, reward, batch.weights)
+        if self.thrift:
+            total = selector.totals.to(loss.device)
+            losses["thrift"] = self.thrift * (torch.stack(selector.expected) / total).mean()
+        measures = {"accuracy": right.mean(), "tokens": torch.tensor(prepared.used / max(1, prepared.full))}
+        return losses, {name: value.to(loss.device) for name, value in measures.items()}
+
+
+class _Watching(EstimatingSelector):
+    """Also keeps what the baseline judges by, and the number of tokens there were."""
+
+    seen: Tensor
+    totals: Tensor
+
+    def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> Any:
+        self.totals = torch.tensor([len(query.tokens) for query in queries])
+        self.seen = torch.stack([torch.cat([q.tokens.float().mean(0), q.words.float().mean(0)]) for q in queries])
+        return super().select(queries, budget)
+
+
+def _reinforced(thought: Tensor, selector: EstimatingSelector, reward: Tensor, weights: Tensor) -> dict[str, Tensor]:
+    """The chance of each draw, times how much better it went than the baseline had thought `[B]`."""
+    better = reward - thought.detach()
+    if len(better) > 1:  # what the baseline does not know yet is common to the batch
+        better = (better - better.mean()) / better.std().clamp(min=0.1)
+    chance = torch.stack(selector.log_chance)
+    return {"reinforce": -(better * chance * weights).mean() / 10, "baseline": F.mse_loss(thought, reward)}
+
+
+def answer_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy `[B]` of each answer, and whether `[B]` all of it was right (given what came before).
+
+    Args:
+        logits (`Tensor` of shape `[B, L, V]`), labels (`Tensor` of shape `[B, L]`): -100 where nothing is asked.
+    """
+    wanted = labels[:, 1:]
+    asked = wanted != -100
+    found = F.cross_entropy(logits[:, :-1].float().mT, wanted, ignore_index=-100, reduction="none")  # [B, L - 1]
+    loss = found.sum(dim=1) / asked.sum(dim=1).clamp(min=1)
+    right = ((logits[:, :-1].argmax(dim=-1) == wanted) | ~asked).all(dim=1)
+    return loss, right.float()
+
+
+def make_asking(processor: Any, asked: Sequence[Asked], step: int, draw: int, device: Any) -> Asking:
+    """Inputs of the questions with their answers, which alone are learned, up to the marker that ends them."""
+    whole = [_turns(one, answered=True) for one in asked]
+    inputs = processor.apply_chat_template(
+        whole, tokenize=True, return_dict=True, processor_kwargs={"padding": True, "return_tensors": "pt"}
+    )
+    ids, end = inputs["input_ids"], ChatTokens.from_tokenizer(processor.tokenizer).end
+    labels = ids.masked_fill(inputs["attention_mask"] == 0, -100)
+    for row, one in enumerate(asked):
+        used = inputs["attention_mask"][row].nonzero()[:, 0]
+        # as long as the whole is longer than the question alone, in a text where a picture is one token
+        answer = _length(processor, whole[row], False) - _length(processor, _turns(one, answered=False), True)
+        labels[row, : int(used[-1]) + 1 - answer] = -100
+        ends = (ids[row] == end).nonzero()[:, 0]
+        if len(ends):
+            labels[row, int(ends[-1]) + 1 :] = -100
+    moved = {name: value.to(device) for name, value in inputs.items()}
+    weights = torch.tensor([one.weight for one in asked], device=device)
+    return Asking({**moved, "labels": labels.to(device)}, weights, step, draw)
+
+
+def _length(processor: Any, turns: list[dict[str, Any]], prompt: bool) -> int:
+    text = processor.apply_chat_template(turns, tokenize=False, add_generation_prompt=prompt)
+    return len(processor.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _turns(one: Asked, answered: bool) -> list[dict[str, Any]]:
+    content = [{"type": "image", "image": one.picture}, {"type": "text", "text": one.question}]
+    turns: list[dict[str, Any]] = [{"role": "user", "content": content}]
+    if answered:
+        turns.append({"role": "assistant", "content": [{"type": "text", "text": one.answer}]})
+    return turns

@@ -1,0 +1,101 @@
+"""`arr-coc train --stage answers` and `hard`: the loss of a frozen model's own answers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from arr_coc.config import ARRCOCConfig
+from arr_coc.layer import ARRCOCLayer
+from arr_coc.models.asking import ChatTokens
+from arr_coc.models.loading import load_model, load_processor
+from arr_coc.training.answered import open_answered
+from arr_coc.training.answers import AnswersTask, Asked, Asking, BudgetPlan, make_asking
+from arr_coc.training.loop import LoopConfig, Say, open_accelerator, train
+
+
+def train_answers(
+    data: Sequence[str],
+    out: str | Path,
+    base: str = "embedded",
+    config: LoopConfig | None = None,
+    *,
+    start: str | Path | None = None,
+    samples: int = 2000,
+    estimator: str = "gate",
+    budget: str = "0.25",
+    reward: str = "likelihood",
+    thrift: float = 0.0,
+    lora: int = 0,
+    hard: bool = False,
+    query_layers: int = 0,
+    device: str = "cpu",
+    resume: bool = False,
+    say: Say | None = None,
+) -> Path:
+    """Train a selector by what a frozen model answers from the tokens it chose.
+
+    Args:
+        data (`Sequence[str]`): sources, each with an equal share; see [`~arr_coc.training.answered.open_answered`].
+        out (`str` or `Path`): directory of the run.
+        base (`str`, *optional*, defaults to `"embedded"`): directory or Hub id of the model.
+        config (`LoopConfig`, *optional*): see there.
+        start (`str` or `Path`, *optional*): a selector to go on from, such as that of stage `proxy`.
+        samples (`int`, *optional*, defaults to 2000): samples of each world.
+        estimator (`str`, *optional*, defaults to `"gate"`): see [`~arr_coc.training.estimators`].
+        budget (`str`, *optional*, defaults to `"0.25"`): see [`~arr_coc.training.answers.BudgetPlan`].
+        reward (`str`, *optional*, defaults to `"likelihood"`): of `reinforce`, or `"accuracy"`.
+        thrift (`float`, *optional*, defaults to 0.0): what the tokens of budget `auto` cost in the loss.
+        lora (`int`, *optional*, defaults to 0): rank of LoRA matrices on the base's attention, saved in `out/adapter`;
+            0 leaves the base frozen.
+        hard (`bool`, *optional*, defaults to `False`): camouflage, needles and crowded scenes count double.
+        query_layers, device, resume, say: as in [`~arr_coc.training.proxy_stage.train_proxy`].
+    """
+    config = config or LoopConfig(batch_size=16, rate=1e-3)
+    if not data:
+        raise ValueError("`data` is empty; name at least one source")
+    plan = BudgetPlan.parse(budget)
+    accelerator = open_accelerator(device)
+    sources = [open_answered(name, samples, config.seed, hard) for name in data]
+    model: Any = load_model(base, dtype=torch.float32).requires_grad_(False).to(accelerator.device)
+    processor = load_processor(base)
+    layer = ARRCOCLayer(ARRCOCConfig.for_model(model)) if start is None else ARRCOCLayer.from_pretrained(start)
+    layer.to(accelerator.device)
+    tuned = _add_lora(model, lora, config.seed) if lora else model
+    chat = ChatTokens.from_tokenizer(processor.tokenizer)
+    task = AnswersTask(
+        layer, tuned, estimator, chat, plan, config.steps, config.seed, reward, thrift, query_layers
+    )  # fmt: skip
+    size, own = config.batch_size * accelerator.num_processes, accelerator.process_index
+
+    def batch_at(step: int) -> Asking:
+        rng = random.Random(f"answers {config.seed} {step}")
+        chosen = [rng.choice(sources) for _ in range(size)]
+        numbers = [rng.randrange(len(source)) for source in chosen]
+        mine = list(zip(chosen, numbers, strict=True))[own :: accelerator.num_processes]
+        asked: list[Asked] = [source[number] for source, number in mine]
+        return make_asking(processor, asked, step, rng.randrange(2**31) + own, accelerator.device)
+
+    about = {
+        "stage": "hard" if hard else "answers", "data": list(data), "base": base, "samples": samples,
+        "estimator": estimator, "budget": budget, "lora": lora, "query_layers": query_layers,
+    }  # fmt: skip
+    done = train(out, task, layer, batch_at, config, accelerator=accelerator, resume=resume, about=about, say=say)
+    if lora and accelerator.is_main_process:
+        tuned.save_pretrained(done / "adapter")
+    return done
+
+
+def _add_lora(model: Any, rank: int, seed: int) -> Any:
+    """LoRA on queries and values of the language model."""
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise ValueError("LoRA needs peft; install arr-coc[train]") from None
+    torch.manual_seed(seed)
+    targets = r".*language_model.*\.(q_proj|v_proj)"
+    return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets))

@@ -1,0 +1,90 @@
+"""A frozen model small enough to learn before: a real Qwen2-VL whose weights are set by hand.
+
+Every cell of its pictures shows a thing of some shape and color; asked for a shape, it answers the mean color of what
+it reads. So it is right if and only if the tokens it reads are those of the asked shape.
+"""
+
+from types import SimpleNamespace
+
+import torch
+from tiny_models import (
+    CHAT_END,
+    CHAT_START,
+    FIRST_WORD,
+    HIDDEN,
+    IMAGE,
+    NEWLINE,
+    PAD,
+    USER,
+    VISION_END,
+    VISION_START,
+    tiny_model,
+)
+
+from arr_coc import ChatTokens
+from arr_coc.training.answers import Asking
+
+SIDE = 4  # cells
+KINDS = 8  # shapes, and as many colors
+COLORS, SHAPES = FIRST_WORD, FIRST_WORD + KINDS
+CHAT = ChatTokens(CHAT_START, CHAT_END, (USER,), NEWLINE)
+HALF = HIDDEN // 2
+
+
+def toy_base():
+    model = tiny_model("qwen2_vl").requires_grad_(False)
+    language = model.model.language_model
+    table = torch.zeros_like(language.embed_tokens.weight)
+    table[COLORS : COLORS + KINDS, :KINDS] = 8 * torch.eye(KINDS)
+    table[SHAPES : SHAPES + KINDS, HALF : HALF + KINDS] = 8 * torch.eye(KINDS)
+    language.embed_tokens.weight.copy_(table)
+    model.lm_head.weight.copy_(0.25 * table * (torch.arange(len(table)) < SHAPES)[:, None])
+    language.norm.weight.fill_(1.0)
+    for number, layer in enumerate(language.layers):
+        layer.input_layernorm.weight.fill_(4.0)
+        layer.input_layernorm.variance_epsilon = 16.0  # nearly linear: a token that is scaled down counts less
+        for weight in (*layer.self_attn.parameters(), *layer.mlp.parameters()):
+            weight.zero_()  # every token looks at all before it alike
+        if number == 0:  # colors are copied, through the first of the two heads that share each value
+            layer.self_attn.v_proj.weight[:, :HALF] = torch.eye(HALF)
+            for head in (0, 1):
+                at = head * 2 * (HALF // 2)
+                rows = slice(head * HALF // 2, (head + 1) * HALF // 2)
+                layer.self_attn.o_proj.weight[rows, at : at + HALF // 2] = 4 * torch.eye(HALF // 2)
+
+    def see(pixel_values, grid):
+        codes = (pixel_values[::4, 0] * 1000).round().long()  # color and shape of each cell, in its first pixel
+        return SimpleNamespace(pooler_output=table[COLORS + codes // KINDS] + table[SHAPES + codes % KINDS])
+
+    model.model.get_image_features = see
+    return model
+
+
+def toy_batch(count, seed):
+    """Pictures of sixteen things, of which four stand out; each is asked for one shape that is there once."""
+    chance = torch.Generator().manual_seed(seed)
+    ids, labels, pixels = [], [], []
+    for _ in range(count):
+        shapes = torch.randint(1, KINDS, (SIDE**2,), generator=chance)
+        place = int(torch.randint(SIDE**2, (1,), generator=chance))
+        shapes[place] = 0
+        shapes = (shapes + int(torch.randint(KINDS, (1,), generator=chance))) % KINDS
+        colors = torch.randint(KINDS, (SIDE**2,), generator=chance)
+        dark = torch.zeros(SIDE, SIDE)
+        top, left = torch.randint(SIDE - 1, (2,), generator=chance).tolist()
+        dark[top : top + 2, left : left + 2] = 1  # stands out, and has nothing to do with the question
+        rows = dark.view(-1, 1).repeat_interleave(4, dim=0) + 0.1 * torch.randn(SIDE**2 * 4, 96, generator=chance)
+        rows[::4, 0] = (colors * KINDS + shapes) / 1000
+        pixels.append(rows)
+        question = [CHAT_START, USER, NEWLINE, VISION_START, *[IMAGE] * SIDE**2, VISION_END]
+        question += [SHAPES + int(shapes[place]), CHAT_END, CHAT_START]
+        answer = COLORS + int(colors[place])
+        ids.append([*question, answer])
+        labels.append([-100] * len(question) + [answer])
+    inputs = {
+        "input_ids": torch.tensor(ids), "labels": torch.tensor(labels), "pixel_values": torch.cat(pixels),
+        "image_grid_thw": torch.tensor([[1, 2 * SIDE, 2 * SIDE]] * count),
+    }  # fmt: skip
+    inputs["attention_mask"] = (inputs["input_ids"] != PAD).long()
+    inputs["mm_token_type_ids"] = (inputs["input_ids"] == IMAGE).int()
+    return Asking(inputs, torch.ones(count), 0, seed)
