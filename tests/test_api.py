@@ -61,7 +61,16 @@ ORDER = [
     *("training.examples", "training.sources", "training.features", "training.batches", "training.losses"),
     *("training.proxy", "training.checkpoints", "training.loop", "training.proxy_stage"),
     *("training.estimators", "training.answers", "training.answered", "training.answers_stage"),
-    *("sheet", "commands.look", "commands.ask", "commands.world", "commands.train", "cli", "__main__"),
+    *(
+        "sheet",
+        "commands.look",
+        "commands.ask",
+        "commands.world",
+        "commands.compare",
+        "commands.train",
+        "cli",
+        "__main__",
+    ),
 ]
 
 

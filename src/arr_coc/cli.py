@@ -145,6 +145,40 @@ def world(
 
 
 @app.command()
+def compare(
+    selector_a: Annotated[str, typer.Argument(help="A selector's name, directory or Hub id.")],
+    selector_b: Annotated[str, typer.Argument(help="Another one.")],
+    image: ImageFile,
+    question: Question,
+    model: Annotated[
+        str | None, typer.Option(help="Directory or Hub id of a supported model. [default: that of the selectors]")
+    ] = None,
+    budget: Tokens = "0.25",
+    out: Annotated[
+        Path | None, typer.Option(help="Where the drawing goes (PNG). [default: compare.png, none with --json]")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """Draw where two selectors look, side by side, and what is answered from it."""
+    with _one_line_errors():
+        wanted = _parse_budget(budget)
+        if out is None and not as_json:
+            out = Path("compare.png")
+        with Console(stderr=True, highlight=False).status("opening the model and looking twice"):
+            from arr_coc.commands.compare import compare as run
+
+            facts = run((selector_a, selector_b), image, question, model, wanted, out)
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    for one in facts["selectors"]:
+        weights = "" if one["weights"] is None else "  " + ", ".join(f"{n} {v:.2f}" for n, v in one["weights"].items())
+        typer.echo(f"{one['selector']}: {one['answer']}  ({one['tokens']['used']} of {one['tokens']['full']}){weights}")
+    typer.echo(f"kept by both: {facts['kept_by_both']}")
+    typer.echo(f"drawing   {out}")
+
+
+@app.command()
 def train(
     data: Annotated[
         list[str],

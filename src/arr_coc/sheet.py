@@ -122,6 +122,30 @@ def draw_sheet(
     return _compose(question, lines, blocks, image.size[1] / image.size[0], footnotes)
 
 
+def draw_comparison(
+    image: Image.Image, question: str, looks: list[tuple[str, ARRCOCOutput | None, np.ndarray, str]]
+) -> Image.Image:
+    """Draw how several selectors looked at one picture, a column for each.
+
+    Args:
+        image (`PIL.Image.Image`): the picture.
+        question (`str`): what was asked.
+        looks (`list[tuple]`): name, output or None, kept cells `[h, w]`, and the answer of each.
+    """
+    maps, kepts, lines = [], [], []
+    for name, output, kept, answer in looks:
+        if output is None:
+            maps.append((f"{name} has no relevance to show", image))
+        else:
+            maps.append((f"{name}: relevance", show_heat(image, _stretch(output.relevance[0, 0]))))
+            weights = ", ".join(f"{n} {v:.2f}" for n, v in zip(SCORES, output.weights[0].tolist(), strict=True))
+            tensions = ", ".join(f"{n} {v:.2f}" for n, v in zip(TENSIONS, output.tensions[0].tolist(), strict=True))
+            lines.append(f"{name}: {weights}; tensions {tensions}")
+        kepts.append((f"{name}: {int(kept.sum())} of {kept.size} tokens; answer: {answer}", show_kept(image, kept)))
+    blocks = [(maps, len(looks)), (kepts, len(looks))]
+    return _compose(question, lines, blocks, image.size[1] / image.size[0], ())
+
+
 def _compose(
     question: str,
     lines: list[str],
@@ -155,7 +179,7 @@ def _compose(
             smooth = tile.size[0] > size[0]
             method = Image.Resampling.LANCZOS if smooth else Image.Resampling.NEAREST
             sheet.paste(tile.resize(size, method), (x, top))
-            pen.text((x, top + size[1] + 3), caption, fill=_INK, font=_font(15 if columns == _LARGE else 12))
+            pen.text((x, top + size[1] + 3), caption, fill=_INK, font=_font(15 if columns <= _LARGE else 12))
         y += step * -(-len(tiles) // columns)
     for line in notes:
         pen.text((_MARGIN, y), line, fill=_FAINT, font=_font(13))
