@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType, MethodType
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import transformers
@@ -109,34 +108,12 @@ def compile_layers(model: torch.nn.Module) -> None:
         layer.forward = torch.compile(MethodType(own, layer), dynamic=True)
 
 
-def as_graph(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Record a call as a CUDA graph, which launches all its kernels at once: a budget makes prompts of one length."""
-    expected = call().logits
-    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        call()
-    torch.cuda.current_stream().wait_stream(side)
-    with torch.cuda.graph(graph):
-        output = call()
-    graph.replay()
-    torch.testing.assert_close(output.logits, expected, rtol=0.02, atol=0.02)
-
-    def replay() -> Any:
-        graph.replay()
-        return output
-
-    return replay
-
-
 def cache_bytes(output: object) -> int:
     layers = output.past_key_values.layers
     return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
 
 
-def measure(
-    model: torch.nn.Module, name: str, grid: tuple[int, int], clock: Clock, repeats: int, graphs: bool
-) -> list[dict]:
+def measure(model: torch.nn.Module, name: str, grid: tuple[int, int], clock: Clock, repeats: int) -> list[dict]:
     data = inputs_for(model, grid)
     total = grid[0] * grid[1]
     layer = ARRCOCLayer(ARRCOCConfig.for_model(model)).to(data["input_ids"].device).eval()
@@ -158,8 +135,6 @@ def measure(
     peaks = {kept: clock.peak(call) for kept, call in whole.items()}
     caches = {kept: cache_bytes(call()) for kept, call in whole.items()}
     firsts = clock.compare(whole, repeats, 0)  # warm by now
-    if graphs:
-        prefill = {kept: as_graph(call) for kept, call in prefill.items()}
     prefills = clock.compare(prefill, 5 * repeats, 2)
     plain, full = firsts["plain"]["median_ms"], prefills["full"]["median_ms"]
     print(f"\n{name}, {total} tokens: plain {plain:.1f} ms to the first token, prefill {full:.1f} ms")
@@ -214,7 +189,6 @@ def main(
     model_name: Annotated[str, typer.Option("--model", help="Only models whose name contains this.")] = "",
     tokens: Annotated[int, typer.Option(help="Only this number of tokens; 0 is all.")] = 0,
     compiled: Annotated[bool, typer.Option(help="Compile the language model's layers.")] = False,
-    graphs: Annotated[bool, typer.Option(help="Replay each prefill as a CUDA graph.")] = False,
 ) -> None:
     target = torch.device(device)
     dtype = torch.bfloat16 if target.type == "cuda" else torch.float32
@@ -234,9 +208,8 @@ def main(
             if compiled:
                 name += ", layers compiled"
                 compile_layers(model)
-            name += ", prefill as a CUDA graph" if graphs else ""
             for grid in grids:
-                block = measure(model, name, grid, clock, repeats, graphs)
+                block = measure(model, name, grid, clock, repeats)
                 rows = [row for row in rows if (row["model"], row["tokens"]) != (name, grid[0] * grid[1])] + block
                 save(out, target, dtype, model, rows, growth)
             if calls:
