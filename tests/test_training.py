@@ -19,8 +19,9 @@ from arr_coc.metrics import overlap
 from arr_coc.training import checkpoints, sources
 from arr_coc.training.batches import Schedule, Source
 from arr_coc.training.examples import Ask, Shown, clip_box, coco_examples, gaze_examples
-from arr_coc.training.features import Features, write_features
+from arr_coc.training.features import Features, make_target, write_features
 from arr_coc.training.loop import LoopConfig
+from arr_coc.training.losses import proxy_losses, total
 from arr_coc.training.proxy import judge_batch
 from arr_coc.training.proxy_stage import train_proxy
 from arr_coc.worlds import make_sample, split_seed
@@ -339,3 +340,25 @@ def test_a_mistake_is_one_line(arguments, said, tmp_path, monkeypatch):
     lines = [one for one in result.stderr.splitlines() if one.strip()]
     assert len(lines) == 1
     assert said in lines[0]
+
+
+def test_the_target_orders_boxes_surroundings_nothing_and_other_things():
+    ask = Ask("dog", ((0.0, 0.0, 0.25, 0.25),), "class", others=((0.0, 0.0, 0.25, 0.25), (0.75, 0.75, 1.0, 1.0)))
+    target = make_target(ask, (1, 8, 8))
+    assert (target[:2, :2] == 1).all()
+    levels = [target[0, 0], target[2, 2], target[4, 4], target[7, 7]]
+    assert levels == sorted(levels, reverse=True)
+    assert len(set(map(float, levels))) == 4
+    assert (target > 0.5).sum() == 4
+    assert make_target(Ask("cow", others=ask.others), (1, 8, 8)).sum() == 0  # not there: nothing matters
+
+
+def test_losses_ask_for_the_order_and_the_place():
+    target = make_target(Ask("dog", ((0, 0, 0.5, 0.5),), others=((0.5, 0.5, 1, 1),)), (1, 8, 8)).view(1, -1)
+    good = 20 * (target - 0.5)
+    bad = {"flat": torch.zeros_like(good), "elsewhere": good.flip(1), "other things": torch.where(target == 0, 3, good)}
+    best = total(proxy_losses(good, target))
+    for name, logits in bad.items():
+        assert total(proxy_losses(logits, target)) > best, name
+    absent = torch.zeros_like(target)
+    assert total(proxy_losses(good - 20, absent)) < total(proxy_losses(good, absent))

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from arr_coc.worlds import make_sample, split_seed
+from arr_coc.worlds import draw_scene, make_sample, split_seed
 from arr_coc.worlds.photos import Photo, ask_presence, class_names, read_photos
 from arr_coc.worlds.sampling import Box, Split
 
@@ -43,12 +43,14 @@ class Ask:
         question (`str`): or a name, or an expression.
         boxes (`tuple[Box, ...]`): in shares of the picture's sides; none if what is asked for is not there.
         kind (`str`): of the question, for tables.
+        others (`tuple[Box, ...]`): things that were not asked for, which matter less than nothing in particular.
         gaze (`Path`, *optional*): a grayscale picture of where people looked, instead of boxes.
     """
 
     question: str
     boxes: tuple[Box, ...] = ()
     kind: str = ""
+    others: tuple[Box, ...] = ()
     gaze: Path | None = None
 
 
@@ -94,8 +96,13 @@ def world_examples(
     for index in range(count):
         world, _, kind = names[index % len(names)].partition("/")
         size = rng.choice(sizes) if sizes else None
-        sample = make_sample(world, split_seed(split, seed + index), kind or None, size)
-        ask = Ask(sample.question, sample.boxes, sample.kind)
+        place = split_seed(split, seed + index)
+        sample = make_sample(world, place, kind or None, size)
+        width, height = sample.picture.size
+        things = draw_scene(world, place, kind or None, size).things
+        scale = np.array([width, height, width, height])
+        boxes = (clip_box((np.array(thing.box) / scale).tolist()) for thing in things)
+        ask = Ask(sample.question, sample.boxes, sample.kind, tuple(box for box in boxes if box is not None))
         yield Shown(f"{world} {sample.seed}", lambda sample=sample: sample.picture, (ask,))  # type: ignore[misc]
 
 
@@ -123,7 +130,10 @@ def coco_examples(folder: str | Path, seed: int = 0, most: int = 4, absent: int 
         others = [
             name for name in rng.choices(names, weights, k=4 * absent) if name not in boxes and name not in photo.crowds
         ]
-        asks = [Ask(_say(rng, name), tuple(boxes[name]), "class") for name in present]
+        asks = [
+            Ask(_say(rng, name), tuple(boxes[name]), "class", tuple(box for own in boxes.values() for box in own))
+            for name in present
+        ]
         asks += [Ask(_say(rng, name), (), "absent") for name in others[:absent]]
         yield Shown(str(photo.path), _opener(photo.path), tuple(asks))
 
@@ -140,11 +150,9 @@ def _frequencies(photos: list[Photo], names: list[str]) -> list[int]:
 def expression_examples(path: str | Path, pictures: str | Path | None = None) -> Iterator[Shown]:
     """Referring expressions, JSON lines of `image`, `expression`, `box` in shares of the sides, perhaps `category`."""
     for name, rows in _by_picture(path, ("image", "expression", "box")).items():
-        asks = []
-        for row in rows:
-            box = clip_box(row["box"])
-            if box is not None:
-                asks.append(Ask(str(row["expression"]), (box,), "expression"))
+        clipped = [(str(row["expression"]), clip_box(row["box"])) for row in rows]
+        known = tuple(dict.fromkeys(box for _, box in clipped if box is not None))
+        asks = [Ask(text, (box,), "expression", known) for text, box in clipped if box is not None]
         place = Path(pictures or Path(path).parent) / name
         yield Shown(str(place), _opener(place), tuple(asks))
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -30,6 +31,8 @@ from arr_coc.training.examples import Ask, Shown, check_skipped, open_all, read_
 
 SHARD = 64  # pictures
 INDEX = "index.json"
+# What lies beside the boxes is worth something, and nothing in particular more than what was not asked for.
+SURROUNDING, BACKGROUND = 0.45, 0.2
 
 
 class Batch(NamedTuple):
@@ -144,10 +147,18 @@ def _see(family: Family, processor: Any, layer: ARRCOCLayer, picture: Image.Imag
 
 
 def make_target(ask: Ask, grid: Grid) -> Tensor:
-    """What had to be looked at, `[h, w]` in [0, 1]."""
+    """What had to be looked at, `[h, w]` in [0, 1]: boxes, then what surrounds them, then nothing, then other things.
+
+    A budget is larger than most boxes, and what fills it should not be what was not asked for.
+    """
     if ask.gaze is not None:
         return torch.from_numpy(read_gaze(ask.gaze, grid[1], grid[2]))
-    return cells_inside(ask.boxes, grid[1], grid[2]).float()
+    inside = cells_inside(ask.boxes, grid[1], grid[2]).float()
+    if not len(ask.boxes):
+        return inside  # it is not there: nothing matters
+    near = F.max_pool2d(inside[None], 3, stride=1, padding=1)[0]
+    other = cells_inside(ask.others, grid[1], grid[2]).float()
+    return torch.where(inside > 0, inside, BACKGROUND * (1 - other) + (SURROUNDING - BACKGROUND) * near)
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ def proxy_losses(logits: Tensor, target: Tensor) -> dict[str, Tensor]:
 
     Args:
         logits (`Tensor` of shape `[B, N]`): relevance, sharpened.
-        target (`Tensor` of shape `[B, N]`): in [0, 1], what had to be looked at; a row of zeros is a question about
-            something that is not there.
+        target (`Tensor` of shape `[B, N]`): in [0, 1], above 0.5 what had to be looked at; a row of zeros is a
+            question about something that is not there.
 
     Example:
 
@@ -34,28 +34,28 @@ def proxy_losses(logits: Tensor, target: Tensor) -> dict[str, Tensor]:
     ```
     """
     probability = torch.sigmoid(logits)
-    present = target.amax(dim=1) > 0  # [B]
-    both = (probability * target).sum(dim=1)
-    dice = 1 - (2 * both + 1) / (probability.sum(dim=1) + target.sum(dim=1) + 1)
+    inside = (target > 0.5).float()
+    present = inside.amax(dim=1)  # [B]
+    both = (probability * inside).sum(dim=1)
+    dice = 1 - (2 * both + 1) / (probability.sum(dim=1) + inside.sum(dim=1) + 1)
     # what is inside counts as much as what is outside, however small it is
-    inside = target.sum(dim=1).clamp(min=1)
-    outside = (1 - target).sum(dim=1).clamp(min=1)
-    balance = target / inside[:, None] + (1 - target) / outside[:, None]
+    balance = inside / inside.sum(dim=1, keepdim=True).clamp(min=1)
+    balance = balance + (1 - inside) / (1 - inside).sum(dim=1, keepdim=True).clamp(min=1)
     bce = (F.binary_cross_entropy_with_logits(logits, target, reduction="none") * balance).sum(dim=1)
     mse = ((probability - target).square() * balance).sum(dim=1)
     return {
         "dice": (dice * present).mean(),
         "bce": bce.mean(),
         "mse": mse.mean(),
-        "rank": (_ranking(logits, target) * present).mean(),
+        "rank": (_ranking(logits, inside) * present).mean(),
     }
 
 
-def _ranking(logits: Tensor, target: Tensor) -> Tensor:
+def _ranking(logits: Tensor, inside: Tensor) -> Tensor:
     """How far `[B]` the cells inside are below the best ones outside: cross-entropy of each against all outside."""
-    outside = torch.logsumexp(logits + torch.log(1 - target + 1e-6), dim=1, keepdim=True)  # [B, 1]
-    missing = F.softplus(outside - logits)  # -log(inside / (inside + all outside))
-    return (missing * target).sum(dim=1) / target.sum(dim=1).clamp(min=1)
+    outside = torch.logsumexp(logits.masked_fill(inside > 0, -torch.inf), dim=1, keepdim=True)  # [B, 1]
+    missing = F.softplus(outside.clamp(min=-1e4) - logits)  # -log(inside / (inside + all outside))
+    return (missing * inside).sum(dim=1) / inside.sum(dim=1).clamp(min=1)
 
 
 def total(losses: dict[str, Tensor]) -> Tensor:
