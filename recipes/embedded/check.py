@@ -56,6 +56,7 @@ def ask_photos(model: Any, processor: Any, folder: Path) -> dict[str, Any]:
     return {
         "presence": round(exact_match(samples, answer_samples(model, processor, samples)), 4),
         "questions": len(samples),
+        "photos": len(photos),
         "where": round(sum(where.values()) / len(where), 4),
         "where_by_class": where,
     }

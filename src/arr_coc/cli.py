@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -235,7 +236,8 @@ def train(
         except KeyboardInterrupt:
             typer.echo(f"stopped; the same command with --resume goes on from {out}", err=True)
             raise typer.Exit(130) from None
-    typer.echo(f"selector  {out}")
+    if os.environ.get("RANK", "0") == "0":  # one of several processes speaks
+        typer.echo(f"selector  {out}")
 
 
 def _print_answer(facts: dict[str, Any], overlay: Path | None) -> None:

@@ -149,7 +149,7 @@ def _frequencies(photos: list[Photo], names: list[str]) -> list[int]:
 
 def expression_examples(path: str | Path, pictures: str | Path | None = None) -> Iterator[Shown]:
     """Referring expressions, JSON lines of `image`, `expression`, `box` in shares of the sides, perhaps `category`."""
-    for name, rows in _by_picture(path, ("image", "expression", "box")).items():
+    for name, rows in read_rows(path, ("image", "expression", "box")).items():
         clipped = [(str(row["expression"]), clip_box(row["box"])) for row in rows]
         known = tuple(dict.fromkeys(box for _, box in clipped if box is not None))
         asks = [Ask(text, (box,), "expression", known) for text, box in clipped if box is not None]
@@ -160,7 +160,7 @@ def expression_examples(path: str | Path, pictures: str | Path | None = None) ->
 def gaze_examples(path: str | Path, pictures: str | Path | None = None) -> Iterator[Shown]:
     """Where people looked, JSON lines of `image`, `question` and `map`, a grayscale picture."""
     folder = Path(pictures or Path(path).parent)
-    for name, rows in _by_picture(path, ("image", "question", "map")).items():
+    for name, rows in read_rows(path, ("image", "question", "map")).items():
         asks = tuple(Ask(str(row["question"]), kind="gaze", gaze=folder / str(row["map"])) for row in rows)
         yield Shown(str(folder / name), _opener(folder / name), asks)
 
@@ -193,7 +193,7 @@ def _opener(path: Path) -> Callable[[], Image.Image]:
     return read
 
 
-def _by_picture(path: str | Path, needed: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
+def read_rows(path: str | Path, needed: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
     """Rows of JSON lines, by picture, in the order in which these come first."""
     path = Path(path)
     found: dict[str, list[dict[str, Any]]] = {}

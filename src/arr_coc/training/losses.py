@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-WEIGHTS = {"dice": 1.0, "bce": 1.0, "mse": 0.5, "rank": 1.0, "explore": 0.1}
+WEIGHTS = {"dice": 1.0, "bce": 1.0, "mse": 0.5, "rank": 1.0, "order": 0.5, "explore": 0.1}
 
 
 def proxy_losses(logits: Tensor, target: Tensor) -> dict[str, Tensor]:
@@ -38,9 +38,10 @@ def proxy_losses(logits: Tensor, target: Tensor) -> dict[str, Tensor]:
     present = inside.amax(dim=1)  # [B]
     both = (probability * inside).sum(dim=1)
     dice = 1 - (2 * both + 1) / (probability.sum(dim=1) + inside.sum(dim=1) + 1)
-    # what is inside counts as much as what is outside, however small it is
-    balance = inside / inside.sum(dim=1, keepdim=True).clamp(min=1)
-    balance = balance + (1 - inside) / (1 - inside).sum(dim=1, keepdim=True).clamp(min=1)
+    # what is inside, what was not asked for, and the rest count alike, however small they are
+    other = ((target == 0) & (present[:, None] > 0)).float()
+    groups = torch.stack([inside, other, 1 - inside - other], dim=1)  # [B, 3, N]
+    balance = (groups / groups.sum(dim=2, keepdim=True).clamp(min=1)).sum(dim=1)
     bce = (F.binary_cross_entropy_with_logits(logits, target, reduction="none") * balance).sum(dim=1)
     mse = ((probability - target).square() * balance).sum(dim=1)
     return {
@@ -48,6 +49,7 @@ def proxy_losses(logits: Tensor, target: Tensor) -> dict[str, Tensor]:
         "bce": bce.mean(),
         "mse": mse.mean(),
         "rank": (_ranking(logits, inside) * present).mean(),
+        "order": _order(logits, other, 1 - inside - other).mean(),
     }
 
 
@@ -56,6 +58,12 @@ def _ranking(logits: Tensor, inside: Tensor) -> Tensor:
     outside = torch.logsumexp(logits.masked_fill(inside > 0, -torch.inf), dim=1, keepdim=True)  # [B, 1]
     missing = F.softplus(outside.clamp(min=-1e4) - logits)  # -log(inside / (inside + all outside))
     return (missing * inside).sum(dim=1) / inside.sum(dim=1).clamp(min=1)
+
+
+def _order(logits: Tensor, other: Tensor, rest: Tensor) -> Tensor:
+    """How far `[B]` other things are above the mean of what is nothing in particular."""
+    mean = (logits * rest).sum(dim=1, keepdim=True) / rest.sum(dim=1, keepdim=True).clamp(min=1)
+    return (F.softplus(logits - mean + 1) * other).sum(dim=1) / other.sum(dim=1).clamp(min=1)
 
 
 def total(losses: dict[str, Tensor]) -> Tensor:

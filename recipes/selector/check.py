@@ -1,0 +1,198 @@
+"""Measure a selector for the embedded model on what it never saw: where it looks, and what is answered from it.
+
+python recipes/selector/check.py runs/selector --photos photos/validation --expressions refexp/val.jsonl.gz
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from arr_coc import ARRCOCLayer, ARRCOCQwen, create_selector
+from arr_coc.config import EMBEDDED
+from arr_coc.evaluating import answer_samples, exact_match
+from arr_coc.metrics import cells_inside, coverage, overlap
+from arr_coc.models.loading import load_selector
+from arr_coc.training.examples import coco_examples, expression_examples, world_examples
+from arr_coc.training.features import Features, write_features
+from arr_coc.training.proxy import judge_batch
+from arr_coc.worlds import draw_scene, make_sample, split_seed
+
+BUDGETS = (0.25, 0.125, 0.06)
+SHARES = {0.25: 0.97, 0.125: 0.95, 0.06: 0.92}  # of the oracle's answers, at least
+SIZES = {"scenes": (512, 512), "camouflage": (512, 512), "pages": (768, 768)}
+BLIND = ("random", "grid", "centre")
+FIRST = 5_000_000  # of the test seeds used here
+
+
+def relevance_of(layer: ARRCOCLayer, features: Features, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Relevance `[1, N]` and cells inside `[1, N]` of one question."""
+    batch = features.batch([number])
+    with torch.no_grad():
+        relevance = judge_batch(layer, batch).balance.relevance.flatten(1)
+    return relevance, batch.target > 0.5
+
+
+def look(layers: dict[str, ARRCOCLayer], features: Features) -> dict[str, float]:
+    """Mean overlap of each layer, and of chance."""
+    found: dict[str, list[float]] = defaultdict(list)
+    chance = torch.Generator().manual_seed(0)
+    for number in range(len(features)):
+        for name, layer in layers.items():
+            relevance, inside = relevance_of(layer, features, number)
+            found[name].append(float(overlap(relevance, inside)))
+        noise = torch.rand(relevance.shape, generator=chance)
+        found["random"].append(float(overlap(noise, inside)))
+    return {name: round(sum(values) / len(values), 4) for name, values in found.items()}
+
+
+def ask(vlm: ARRCOCQwen, selectors: dict[str, Any], n: int) -> dict[str, Any]:
+    """Share of exact answers by budget and selector, and the selector's share of the oracle's."""
+    samples = {
+        world: [make_sample(world, split_seed("test", FIRST + index), None, size) for index in range(n)]
+        for world, size in SIZES.items()
+    }
+    together = [sample for some in samples.values() for sample in some]
+    model, processor = vlm.model, vlm.processor
+    found: dict[str, Any] = {"full": exact_match(together, answer_samples(model, processor, together))}
+    for budget in BUDGETS:
+        row: dict[str, Any] = {}
+        for name, selector in selectors.items():
+            right = {
+                world: exact_match(some, answer_samples(model, processor, some, selector, budget))
+                for world, some in samples.items()
+            }
+            row[name] = {"all": round(sum(right.values()) / len(right), 4)} | {w: round(v, 4) for w, v in right.items()}
+        row["share of oracle"] = round(row["selector"]["all"] / row["oracle"]["all"], 4)
+        row["share of full"] = round(row["selector"]["all"] / found["full"], 4)
+        found[str(budget)] = row
+        print(budget, json.dumps(row), flush=True)
+    return found
+
+
+def camouflage(vlm: ARRCOCQwen, n: int, budget: float) -> dict[str, float]:
+    """How often the asked text gets more than twice the tokens of the bright box."""
+    wins, text, box = 0, 0, 0
+    for index in range(n):
+        seed = split_seed("test", FIRST + index)
+        sample, scene = (make(("camouflage"), seed, None, (512, 512)) for make in (make_sample, draw_scene))
+        answer = vlm.answer(sample.picture, sample.question, budget=budget)
+        (_, rows, columns), cells = answer.kept[0]
+        kept = torch.zeros(rows * columns, dtype=torch.bool)
+        kept[torch.as_tensor(cells)] = True
+        bright = [[side / 512 for side in thing.box] for thing in scene.things if thing.words == ("red",)]
+        asked = cells_inside(sample.boxes, rows, columns).flatten()
+        not_asked = cells_inside(bright, rows, columns).flatten() & ~asked
+        on_text, on_box = int((kept & asked).sum()), int((kept & not_asked).sum())
+        wins, text, box = wins + (on_text > 2 * on_box), text + on_text, box + on_box
+    return {"wins": round(wins / n, 4), "tokens on text": round(text / n, 2), "tokens on box": round(box / n, 2)}
+
+
+def expressions(layer: ARRCOCLayer, path: Path, features: Features) -> dict[str, Any]:
+    """Coverage at a quarter beside blind rules, and whether the map follows the words."""
+    rules = {name: create_selector(name) for name in BLIND}
+    covered: dict[str, list[float]] = defaultdict(list)
+    pairs: dict[str, list[bool]] = defaultdict(list)
+    number = 0
+    categories = _categories(path)
+    for shown in expression_examples(path):
+        for one in shown.asks:
+            relevance, inside = relevance_of(layer, features, number)
+            _, rows, columns = grid = features.grids[number]
+            number += 1
+            count = max(1, round(0.25 * rows * columns))
+            kept = torch.zeros_like(inside).scatter(1, relevance.topk(count).indices, True)
+            covered["selector"].append(float(coverage(kept, inside)))
+            for name, rule in rules.items():
+                rank = rule.rank(grid, relevance.device, 0)
+                kept = torch.zeros_like(inside).scatter(1, rank.argsort(stable=True)[None, :count], True)
+                covered[name].append(float(coverage(kept, inside)))
+            flat = relevance[0]
+            for other in one.others:
+                if _iou(other, one.boxes[0]) < 0.5:
+                    there = cells_inside([other], rows, columns).flatten()
+                    won = bool(flat[inside[0]].mean() > flat[there].mean())
+                    same = categories[shown.name, other] == categories[shown.name, one.boxes[0]]
+                    pairs["same category" if same else "other category"].append(won)
+    means = {name: round(sum(values) / len(values), 4) for name, values in covered.items()}
+    wins = {name: (round(sum(values) / len(values), 4), len(values)) for name, values in pairs.items()}
+    every = [won for values in pairs.values() for won in values]
+    best = max(means[name] for name in BLIND)
+    return {
+        "coverage": means, "times the best blind rule": round(means["selector"] / best, 4),
+        "pairs": round(sum(every) / len(every), 4), "pairs by category": wins,
+    }  # fmt: skip
+
+
+def _categories(path: Path) -> dict[tuple[str, Any], str]:
+    from arr_coc.training.examples import clip_box, read_rows
+
+    found = {}
+    for name, rows in read_rows(path, ("image", "box", "category")).items():
+        for row in rows:
+            found[str(path.parent / name), clip_box(row["box"])] = row["category"]
+    return found
+
+
+def _iou(one: Any, other: Any) -> float:
+    across = max(0.0, min(one[2], other[2]) - max(one[0], other[0]))
+    down = max(0.0, min(one[3], other[3]) - max(one[1], other[1]))
+    areas = sum((box[2] - box[0]) * (box[3] - box[1]) for box in (one, other))
+    return across * down / (areas - across * down)
+
+
+def weights_by_kind(layer: ARRCOCLayer, features: Features) -> dict[str, list[float]]:
+    """Mean weights of information, perspectival, participatory for each kind of question."""
+    found: dict[str, list[torch.Tensor]] = defaultdict(list)
+    for number, place in enumerate(features.places):
+        batch = features.batch([number])
+        with torch.no_grad():
+            found[place.kind].append(judge_batch(layer, batch).balance.weights[0])
+    return {kind: [round(float(v), 3) for v in torch.stack(rows).mean(dim=0)] for kind, rows in found.items()}
+
+
+def main(
+    selector: Annotated[Path, typer.Argument(help="Directory of the selector.")],
+    base: Annotated[str, typer.Option(help="Directory of the model it was trained for.")] = EMBEDDED,
+    n: Annotated[int, typer.Option(help="Samples of a world to ask about.")] = 200,
+    photos: Annotated[Path | None, typer.Option(help="Folder of photographs in COCO format.")] = None,
+    expressions_file: Annotated[Path | None, typer.Option("--expressions", help="JSON lines of expressions.")] = None,
+    cache: Annotated[Path, typer.Option(help="Where features are kept.")] = Path("runs/features"),
+    out: Annotated[Path | None, typer.Option(help="Where the JSON goes.")] = None,
+) -> None:
+    vlm = ARRCOCQwen.from_pretrained(base, str(selector), dtype=torch.float32)
+    untrained = load_selector("arr-coc", vlm.model)
+    layers = {"selector": vlm.selector, "untrained": untrained}
+    worlds = ["scenes", "camouflage", "pages"]
+    sources = {"worlds": lambda: world_examples(worlds, 3 * n, "test", FIRST, [(512, 512)])}
+    if photos is not None:
+        sources["photos"] = lambda: coco_examples(photos, absent=0)
+    if expressions_file is not None:
+        sources["expressions"] = lambda: expression_examples(expressions_file)
+    found: dict[str, Any] = {"samples": n, "overlap": {}}
+    features = {}
+    for name, open_examples in sources.items():
+        write_features(cache / name, vlm.model, vlm.processor, untrained, open_examples())
+        features[name] = Features(cache / name)
+        found["overlap"][name] = look(layers, features[name])
+        print("overlap", name, found["overlap"][name], flush=True)
+    if expressions_file is not None:
+        found["expressions"] = expressions(vlm.selector, expressions_file, features["expressions"])
+        print("expressions", found["expressions"], flush=True)
+    found["weights"] = weights_by_kind(vlm.selector, features["worlds"])
+    print("weights", found["weights"], flush=True)
+    found["camouflage"] = {str(budget): camouflage(vlm, n, budget) for budget in BUDGETS}
+    print("camouflage", found["camouflage"], flush=True)
+    others = {name: create_selector(name) for name in ("oracle", *BLIND, "downsample")}
+    found["answers"] = ask(vlm, {**layers, **others}, n)
+    if out is not None:
+        out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)
