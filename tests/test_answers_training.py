@@ -3,6 +3,8 @@
 import itertools
 import json
 import math
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,12 +16,20 @@ from typer.testing import CliRunner
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer, ARRCOCQwen
 from arr_coc.cli import app
-from arr_coc.training.answered import CROWD, VQAAnswers, WorldAnswers, open_answered
+from arr_coc.training.answered import (
+    CROWD,
+    UnreadableError,
+    VQAAnswers,
+    WorldAnswers,
+    open_answered,
+    take_readable,
+)
 from arr_coc.training.answers import AnswersTask, Asked, BudgetPlan, answer_losses, make_asking
 from arr_coc.training.answers_stage import train_answers
 from arr_coc.training.estimators import ESTIMATORS, EstimatingSelector, gumbel_top_k, log_chance_of
 from arr_coc.training.loop import LoopConfig
-from arr_coc.worlds import draw_scene, split_seed
+from arr_coc.training.sources import world_size
+from arr_coc.worlds import make_sample, split_seed
 
 ONE = BudgetPlan(1 / 16, 1 / 16)
 
@@ -192,7 +202,7 @@ def test_a_run_on_the_embedded_model_is_resumed_exactly(estimator, tmp_path, mon
 
     def stop(step, facts):
         if step == 3:
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "parts", estimator=estimator, budget="0.5-0.9", say=stop)
@@ -219,10 +229,12 @@ def test_hard_samples_count_double_and_crowds_are_crowded():
     assert open_answered("camouflage", 5, 0, hard=True)[0].weight == 2.0
     assert open_answered("camouflage", 5, 0)[0].weight == 1.0
     assert open_answered("scenes", 5, 0, hard=True)[0].weight == 1.0
-    crowd = WorldAnswers("crowded", 3, 0)
-    seen = [draw_scene("scenes", split_seed("train", number)) for number in range(3)]
-    assert crowd[0].question
-    assert any(len(scene.things) < CROWD for scene in seen)  # ordinary scenes are not
+    crowd, plain = WorldAnswers("crowded", 3, 0), WorldAnswers("scenes", 3, 0)
+    assert all(crowd._things(crowd.find_crowd(number)) >= CROWD for number in range(3))
+    assert not all(plain._things(number) >= CROWD for number in range(10))  # ordinary scenes are not
+    place = crowd.find_crowd(1)
+    sample = make_sample("scenes", split_seed("train", place), None, world_size("scenes", place))
+    assert crowd[1].question == sample.question
 
 
 def test_vqa_is_read_as_it_is_published(tmp_path):
@@ -239,8 +251,21 @@ def test_vqa_is_read_as_it_is_published(tmp_path):
     assert len(source) == 1
     assert (source[0].question, source[0].answer, source[0].picture.size) == ("What color is it?", "red", (64, 48))
     Path(tmp_path / "val2014" / "COCO_val2014_000000000042.jpg").unlink()
-    with pytest.raises(ValueError, match=r"COCO_val2014_000000000042\.jpg is missing"):
+    with pytest.raises(UnreadableError, match=r"COCO_val2014_000000000042\.jpg cannot be read"):
         source[0]
+    with pytest.raises(ValueError, match="20 pictures in a row cannot be read"):
+        take_readable(source, 0)
+
+
+def test_a_picture_that_cannot_be_read_is_skipped_and_named(caplog):
+    class Holey(list):
+        def __getitem__(self, number):
+            if number == 1:
+                raise UnreadableError("b.jpg cannot be read")
+            return super().__getitem__(number)
+
+    assert take_readable(Holey("abc"), 1) == "c"
+    assert "b.jpg cannot be read" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,14 +14,14 @@ from PIL import Image
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from arr_coc import ARRCOCLayer, ARRCOCQwen
+from arr_coc import ARRCOCConfig, ARRCOCLayer, ARRCOCQwen
 from arr_coc.cli import app
 from arr_coc.evaluating import answer_samples
 from arr_coc.metrics import overlap
 from arr_coc.training import checkpoints, sources
 from arr_coc.training.batches import Schedule, Source
 from arr_coc.training.examples import Ask, Shown, clip_box, coco_examples, gaze_examples
-from arr_coc.training.features import Features, make_target, write_features
+from arr_coc.training.features import Features, features_key, make_target, write_features
 from arr_coc.training.loop import LoopConfig
 from arr_coc.training.losses import proxy_losses, total
 from arr_coc.training.proxy import judge_batch
@@ -77,7 +79,7 @@ class Stop:
 
     def __call__(self, step, facts):
         if step == self.step:
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_three_hundred_steps_learn_and_an_interrupted_run_goes_on_exactly(cache, tmp_path, vlm):
@@ -85,6 +87,7 @@ def test_three_hundred_steps_learn_and_an_interrupted_run_goes_on_exactly(cache,
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "parts", cache, 300, settings={"save_every": 100}, say=Stop(150))
     assert not (tmp_path / "parts" / "model.safetensors").exists()
+    assert checkpoints.list_checkpoints(tmp_path / "parts")[-1].name == "checkpoint-000150"
     parts = run(tmp_path / "parts", cache, 300, settings={"save_every": 100}, resume=True)
     assert same(weights(whole), weights(parts))
     rows = [json.loads(line) for line in (parts / "log.jsonl").read_text().splitlines()]
@@ -115,9 +118,40 @@ def measure(layer, features):
 
 
 def test_another_seed_is_another_run_and_the_same_is_the_same(cache, tmp_path):
-    one, two, other = (run(tmp_path / name, cache, seed) for name, seed in (("one", 6), ("two", 6), ("other", 7)))
+    one, two, other = (
+        run(tmp_path / name, cache, 6, settings={"seed": seed}) for name, seed in (("one", 3), ("two", 3), ("other", 4))
+    )
     assert same(weights(one), weights(two))
     assert not same(weights(one), weights(other))
+
+
+def test_what_decides_the_features_decides_their_name(tmp_path, vlm):
+    def key(name="scenes", layer=vlm.selector, *parts):
+        return features_key(vlm.model, vlm.processor, layer, name, *parts)
+
+    assert key() == key()
+    assert len({key(), key("pages"), key("scenes", vlm.selector, 5), key("scenes", vlm.selector, 6)}) == 4
+    finer = ARRCOCLayer(replace(vlm.selector.config, gestalt_tokens=64))
+    assert key(layer=finer) != key()
+    path = tmp_path / "rows.jsonl"
+    path.write_text("one")
+    before = key(str(path))
+    path.write_text("another")
+    assert key(str(path)) != before
+
+
+def test_going_on_with_other_settings_or_another_model_is_refused(cache, tmp_path):
+    run(tmp_path / "out", cache, 4)
+    with pytest.raises(ValueError, match=r"was begun with steps 4, not 5"):
+        run(tmp_path / "out", cache, 5, resume=True)
+    narrow = ARRCOCLayer(ARRCOCConfig(hidden_size=64))
+    narrow.save_pretrained(tmp_path / "narrow")
+    with pytest.raises(ValueError, match=r"was made for a model with hidden_size 64, this one has 256"):
+        run(tmp_path / "new", cache, 4, start=tmp_path / "narrow")
+    elsewhere = ARRCOCLayer(ARRCOCConfig(hidden_size=256, base_model_name_or_path="someone/else"))
+    elsewhere.save_pretrained(tmp_path / "elsewhere")
+    out = run(tmp_path / "new", cache, 4, start=tmp_path / "elsewhere")
+    assert ARRCOCLayer.from_pretrained(out).config.base_model_name_or_path == "embedded"
 
 
 def test_features_are_what_the_selector_sees_when_it_answers(tmp_path, vlm):
@@ -297,13 +331,14 @@ def test_the_command_trains_stops_and_goes_on(cache, tmp_path, monkeypatch):
 
     def interrupt(config, step):
         if step == 5:
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGINT)
         return rate_at(config, step)
 
     monkeypatch.setattr(LoopConfig, "rate_at", interrupt)
     stopped = command(*settings)
     assert stopped.exit_code == 130
     assert "--resume goes on" in stopped.stderr
+    assert [path.name for path in checkpoints.list_checkpoints(tmp_path / "out")] == ["checkpoint-000006"]
     monkeypatch.setattr(LoopConfig, "rate_at", rate_at)
     done = command(*settings, "--resume")
     assert done.exit_code == 0, done.stderr
@@ -320,6 +355,9 @@ def test_the_command_trains_stops_and_goes_on(cache, tmp_path, monkeypatch):
         (("--data", "odd.jsonl"), "odd.jsonl has lines of a; needed are image, expression, box"),
         (("--data", "broken.jsonl"), "broken.jsonl is not JSON lines"),
         (("--data", "late.jsonl"), "late.jsonl, line 2 has no 'box'"),
+        (("--data", "pixels.jsonl"), "pixels.jsonl, line 1: a box is four shares of the picture's sides"),
+        (("--data", "bare"), "no picture of bare has a box"),
+        (("--data", "scenes", "--device", "banana"), "`device` must be cpu or cuda, got 'banana'"),
         (("--data", "scenes", "--steps", "0"), "`steps` must be at least 1, got 0"),
         (("--data", "scenes", "--rate", "3"), "`rate` must lie between 0 and 1, got 3.0"),
         (("--data", "scenes", "--stage", "seven"), "`--stage` must be proxy, answers or hard, got 'seven'"),
@@ -331,6 +369,9 @@ def test_a_mistake_is_one_line(arguments, said, tmp_path, monkeypatch):
     monkeypatch.setattr("arr_coc.training.proxy_stage.open_source", sources.open_source)
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
+    Path("bare").mkdir()
+    Path("bare/instances.json").write_text(json.dumps({"images": [], "annotations": [], "categories": []}))
+    Path("pixels.jsonl").write_text(json.dumps({"image": "a.png", "expression": "dog", "box": [0, 0, 32, 32]}))
     Path("odd.jsonl").write_text('{"a": 1}\n')
     Path("broken.jsonl").write_text("not json\n")
     line = {"image": "a.png", "expression": "dog", "box": [0, 0, 1, 1]}

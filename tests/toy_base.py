@@ -29,6 +29,7 @@ KINDS = 8  # shapes, and as many colors
 COLORS, SHAPES = FIRST_WORD, FIRST_WORD + KINDS
 CHAT = ChatTokens(CHAT_START, CHAT_END, (USER,), NEWLINE)
 HALF = HIDDEN // 2
+MARK = HALF - 1
 
 
 def toy_base():
@@ -39,18 +40,16 @@ def toy_base():
     table[SHAPES : SHAPES + KINDS, HALF : HALF + KINDS] = 8 * torch.eye(KINDS)
     language.embed_tokens.weight.copy_(table)
     model.lm_head.weight.copy_(0.25 * table * (torch.arange(len(table)) < SHAPES)[:, None])
+    # markers give every token after them something of their own, as a context does: then a token's scale matters
+    table[[CHAT_START, VISION_START, NEWLINE], MARK] = 8.0
+    language.embed_tokens.weight.copy_(table)
     language.norm.weight.fill_(1.0)
-    for number, layer in enumerate(language.layers):
-        layer.input_layernorm.weight.fill_(4.0)
-        layer.input_layernorm.variance_epsilon = 16.0  # nearly linear: a token that is scaled down counts less
+    for layer in language.layers:
+        layer.input_layernorm.weight.fill_(1.0)
         for weight in (*layer.self_attn.parameters(), *layer.mlp.parameters()):
             weight.zero_()  # every token looks at all before it alike
-        if number == 0:  # colors are copied, through the first of the two heads that share each value
-            layer.self_attn.v_proj.weight[:, :HALF] = torch.eye(HALF)
-            for head in (0, 1):
-                at = head * 2 * (HALF // 2)
-                rows = slice(head * HALF // 2, (head + 1) * HALF // 2)
-                layer.self_attn.o_proj.weight[rows, at : at + HALF // 2] = 4 * torch.eye(HALF // 2)
+    _copy(language.layers[0].self_attn, slice(MARK, MARK + 1), 3.0)
+    _copy(language.layers[1].self_attn, slice(0, KINDS), 40.0)  # colors, not shapes
 
     def see(pixel_values, grid):
         codes = (pixel_values[::4, 0] * 1000).round().long()  # color and shape of each cell, in its first pixel
@@ -58,6 +57,16 @@ def toy_base():
 
     model.model.get_image_features = see
     return model
+
+
+def _copy(attention, part, gain):
+    """Add the mean of these values of all tokens so far, through the first of the two heads that share each value."""
+    attention.v_proj.weight[part, part] = torch.eye(part.stop - part.start)
+    for head in (0, 1):
+        values = range(head * HALF // 2, (head + 1) * HALF // 2)
+        for value in values:
+            if part.start <= value < part.stop:
+                attention.o_proj.weight[value, head * HALF + value - values[0]] = gain
 
 
 def toy_batch(count, seed):

@@ -9,11 +9,12 @@ import numpy as np
 
 from arr_coc.balancing import SCORES, TENSIONS
 from arr_coc.commands.look import check_files, rounded
-from arr_coc.config import Budget
+from arr_coc.config import EMBEDDED, Budget
 from arr_coc.models.answering import ARRCOCQwen
 from arr_coc.models.loading import find_base, load_selector, quiet_loading
 from arr_coc.models.messages import make_messages
 from arr_coc.pictures import open_picture
+from arr_coc.selecting import list_selectors
 from arr_coc.sheet import draw_comparison, save_image
 
 
@@ -58,7 +59,7 @@ def compare(
 
 def _bases(selectors: tuple[str, str]) -> set[str]:
     """The one base that the selectors were made for."""
-    found = {str(find_base(None, name)[0]) for name in selectors if Path(name).exists()} or {"embedded"}
+    found = {str(find_base(None, name)[0]) for name in selectors if name not in list_selectors()} or {EMBEDDED}
     if len(found) > 1:
         raise ValueError(
             f"the selectors were made for different models, {' and '.join(sorted(found))}; name one with --model"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -15,9 +16,15 @@ from arr_coc.training.sources import world_size
 from arr_coc.worlds import draw_scene, list_worlds, make_sample, split_seed
 from arr_coc.worlds.sampling import open_world
 
+logger = logging.getLogger(__name__)
+
 # What the third stage counts double, and how many shapes and texts make a crowd.
 HARD = ("camouflage", "needles", "crowded")
 CROWD = 9
+
+
+class UnreadableError(ValueError):
+    """A picture that is missing or broken."""
 
 
 class Answered(ABC):
@@ -56,18 +63,23 @@ class WorldAnswers(Answered):
             raise ValueError(f"{self.world} asks no {kind!r}; it asks {', '.join(open_world(self.world).kinds)}")
         self.kind = kind or None
         self.count, self.seed, self.weight = count, seed, weight
+        self._crowds: dict[int, int] = {}
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, number: int) -> Asked:
-        place = self.seed + number
-        if self.crowded:  # each number has a hundred seeds of its own to find a crowd in
-            place = next(
-                (at for at in range(100 * place, 100 * place + 99) if self._things(at) >= CROWD), 100 * place + 99
-            )
+        place = self.find_crowd(number) if self.crowded else self.seed + number
         sample = make_sample(self.world, split_seed("train", place), self.kind, world_size(self.world, place))
         return Asked(sample.picture, sample.question, sample.answer, self.weight)
+
+    def find_crowd(self, number: int) -> int:
+        """The place of a numbered crowd: each has a hundred places of its own to be found in."""
+        if number not in self._crowds:
+            first = 100 * (self.seed + number)
+            found = (place for place in range(first, first + 100) if self._things(place) >= CROWD)
+            self._crowds[number] = next(found)
+        return self._crowds[number]
 
     def _things(self, place: int) -> int:
         scene = draw_scene(self.world, split_seed("train", place), self.kind, world_size(self.world, place))
@@ -112,8 +124,8 @@ class VQAAnswers(Answered):
         try:
             with Image.open(path) as file:
                 return Asked(file.convert("RGB"), question, answer)
-        except FileNotFoundError:
-            raise ValueError(f"{path} is missing; a question of VQAv2 asks about it") from None
+        except OSError as error:
+            raise UnreadableError(f"{path} cannot be read: {error}") from None
 
 
 def _read(path: Path, name: str) -> list[dict[str, Any]]:
@@ -135,3 +147,13 @@ def open_answered(name: str, count: int, seed: int, hard: bool = False) -> Answe
     raise ValueError(
         f"{name!r} is neither a world ({', '.join(list_worlds())}, crowded) nor a file of VQAv2's questions"
     )
+
+
+def take_readable(source: Answered, number: int, most: int = 20) -> Asked:
+    """A question, or the next one whose picture can be read; what is skipped is named."""
+    for step in range(most):
+        try:
+            return source[(number + step) % len(source)]
+        except UnreadableError as error:
+            logger.warning("%s; another question is taken", error)
+    raise ValueError(f"{most} pictures in a row cannot be read; is the folder right?")

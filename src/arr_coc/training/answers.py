@@ -163,7 +163,7 @@ class AnswersTask(nn.Module):
             losses |= _reinforced(self.baseline(selector.seen)[:, 0], selector, reward, batch.weights)
         if self.thrift:
             total = selector.totals.to(loss.device)
-            losses["thrift"] = self.thrift * (torch.stack(selector.expected) / total).mean()
+            losses["thrift"] = self.thrift * (torch.stack(selector.expected) / total).clamp(max=1).mean()
         measures = {"accuracy": right.mean(), "tokens": torch.tensor(prepared.used / max(1, prepared.full))}
         return losses, {name: value.to(loss.device) for name, value in measures.items()}
 

@@ -9,13 +9,11 @@ from typing import Any
 
 import torch
 
-from arr_coc.config import ARRCOCConfig
-from arr_coc.layer import ARRCOCLayer
 from arr_coc.models.asking import ChatTokens
 from arr_coc.models.loading import load_model, load_processor
-from arr_coc.training.answered import open_answered
+from arr_coc.training.answered import open_answered, take_readable
 from arr_coc.training.answers import AnswersTask, Asked, Asking, BudgetPlan, make_asking
-from arr_coc.training.loop import LoopConfig, Say, open_accelerator, train
+from arr_coc.training.loop import LoopConfig, Say, check_run, open_accelerator, open_layer, train
 
 
 def train_answers(
@@ -49,7 +47,8 @@ def train_answers(
         estimator (`str`, *optional*, defaults to `"gate"`): see [`~arr_coc.training.estimators`].
         budget (`str`, *optional*, defaults to `"0.25"`): see [`~arr_coc.training.answers.BudgetPlan`].
         reward (`str`, *optional*, defaults to `"likelihood"`): of `reinforce`, or `"accuracy"`.
-        thrift (`float`, *optional*, defaults to 0.0): what the tokens of budget `auto` cost in the loss.
+        thrift (`float`, *optional*, defaults to 0.0): what the tokens of budget `auto` cost in the loss. The answer's
+            loss does not reach their number: this alone pushes it, towards the layer's `min_tokens`.
         lora (`int`, *optional*, defaults to 0): rank of LoRA matrices on the base's attention, saved in `out/adapter`;
             0 leaves the base frozen.
         hard (`bool`, *optional*, defaults to `False`): camouflage, needles and crowded scenes count double.
@@ -59,12 +58,17 @@ def train_answers(
     if not data:
         raise ValueError("`data` is empty; name at least one source")
     plan = BudgetPlan.parse(budget)
+    about = {
+        "stage": "hard" if hard else "answers", "data": list(data), "base": base, "samples": samples,
+        "start": None if start is None else str(start), "estimator": estimator, "budget": budget, "reward": reward,
+        "thrift": thrift, "lora": lora, "query_layers": query_layers,
+    }  # fmt: skip
+    check_run(Path(out), config, about, resume)
     accelerator = open_accelerator(device)
     sources = [open_answered(name, samples, config.seed, hard) for name in data]
     model: Any = load_model(base, dtype=torch.float32).requires_grad_(False).to(accelerator.device)
     processor = load_processor(base)
-    layer = ARRCOCLayer(ARRCOCConfig.for_model(model)) if start is None else ARRCOCLayer.from_pretrained(start)
-    layer.to(accelerator.device)
+    layer = open_layer(model, start).to(accelerator.device)
     tuned = _add_lora(model, lora, config.seed) if lora else model
     chat = ChatTokens.from_tokenizer(processor.tokenizer)
     task = AnswersTask(
@@ -77,13 +81,9 @@ def train_answers(
         chosen = [rng.choice(sources) for _ in range(size)]
         numbers = [rng.randrange(len(source)) for source in chosen]
         mine = list(zip(chosen, numbers, strict=True))[own :: accelerator.num_processes]
-        asked: list[Asked] = [source[number] for source, number in mine]
+        asked: list[Asked] = [take_readable(source, number) for source, number in mine]
         return make_asking(processor, asked, step, rng.randrange(2**31) + own, accelerator.device)
 
-    about = {
-        "stage": "hard" if hard else "answers", "data": list(data), "base": base, "samples": samples,
-        "estimator": estimator, "budget": budget, "lora": lora, "query_layers": query_layers,
-    }  # fmt: skip
     done = train(out, task, layer, batch_at, config, accelerator=accelerator, resume=resume, about=about, say=say)
     if lora and accelerator.is_main_process:
         tuned.save_pretrained(done / "adapter")

@@ -118,6 +118,8 @@ def coco_examples(folder: str | Path, seed: int = 0, most: int = 4, absent: int 
     rng = random.Random(f"coco {seed}")
     photos = read_photos(folder, missing="keep")
     names = class_names(photos)
+    if not names:
+        raise ValueError(f"no picture of {folder} has a box; there is nothing to learn from")
     weights = _frequencies(photos, names)
     for photo in photos:
         boxes: dict[str, list[Box]] = defaultdict(list)
@@ -208,8 +210,18 @@ def read_rows(path: str | Path, needed: tuple[str, ...]) -> dict[str, list[dict[
             missing = [name for name in needed if not isinstance(row, dict) or name not in row]
             if missing:
                 raise ValueError(f"{path}, line {number} has no {missing[0]!r}; each needs {', '.join(needed)}")
+            if "box" in needed and not _is_box(row["box"]):
+                raise ValueError(
+                    f"{path}, line {number}: a box is four shares of the picture's sides, got {row['box']}"
+                )
             found.setdefault(str(row["image"]), []).append(row)
     return found
+
+
+def _is_box(box: Any) -> bool:
+    """Four numbers, as shares: pixels would be far above 1."""
+    numbers = isinstance(box, list) and len(box) == 4 and all(isinstance(side, int | float) for side in box)
+    return numbers and all(-1 <= side <= 2 for side in box)
 
 
 def open_all(shown: Iterable[Shown]) -> tuple[list[tuple[Shown, Image.Image]], list[str]]:
@@ -219,6 +231,9 @@ def open_all(shown: Iterable[Shown]) -> tuple[list[tuple[Shown, Image.Image]], l
     for one in shown:
         if one.asks:
             try:
+                lost = [ask.gaze for ask in one.asks if ask.gaze is not None and not ask.gaze.is_file()]
+                if lost:
+                    raise FileNotFoundError(f"its map {lost[0]} is missing")
                 found.append((one, one.open()))
             except (OSError, ValueError, Image.DecompressionBombError) as error:
                 skipped.append(f"{one.name} ({error})")

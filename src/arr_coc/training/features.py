@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,9 @@ from arr_coc.layer import ARRCOCLayer
 from arr_coc.metrics import cells_inside
 from arr_coc.models.family import Family, open_family
 from arr_coc.training.examples import Ask, Shown, check_skipped, open_all, read_gaze
+from arr_coc.worlds.sampling import Box
 
+FORMAT = 2  # to be raised when the same source gives other features or targets
 SHARD = 64  # pictures
 INDEX = "index.json"
 # What lies beside the boxes is worth something, and nothing in particular more than what was not asked for.
@@ -82,7 +84,7 @@ def write_features(
         if progress is not None:
             progress(done)
     check_skipped(skipped, done)
-    aside = directory / f".{INDEX}"
+    aside = directory / f".{INDEX}.{os.getpid()}"
     aside.write_text(json.dumps({"shards": number, "pictures": done}) + "\n", encoding="utf-8")
     aside.replace(directory / INDEX)
 
@@ -90,7 +92,7 @@ def write_features(
 def _write_shard(
     path: Path, family: Family, processor: Any, layer: ARRCOCLayer, some: list[Shown], query_layers: int
 ) -> None:
-    tokens, textures, targets, index, asked, kinds = [], [], [], [], [], []
+    tokens, textures, targets, index, asked, kinds, origins = [], [], [], [], [], [], []
     grids: list[Grid] = []
     rows: list[Tensor] = []
     places: dict[int, int] = {}  # of words that are the same everywhere
@@ -99,7 +101,7 @@ def _write_shard(
         seen, texture, grid = _see(family, processor, layer, picture)
         tokens.append(seen.half())
         textures.append(texture.half())
-        for ask in one.asks:
+        for number, ask in enumerate(one.asks):
             ids = processor.tokenizer(ask.question, add_special_tokens=False, return_tensors="pt")["input_ids"][0]
             if not len(ids):
                 continue
@@ -113,6 +115,7 @@ def _write_shard(
             targets.append((make_target(ask, grid) * 255).round().to(torch.uint8).flatten())
             asked.append((len(grids), len(ids)))
             kinds.append(ask.kind)
+            origins.append((one.name, number))
         grids.append(grid)
     names = sorted(set(kinds))
     content = {
@@ -127,7 +130,7 @@ def _write_shard(
     }
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        about = {"kinds": json.dumps(names), "skipped": json.dumps(skipped)}
+        about = {"kinds": json.dumps(names), "skipped": json.dumps(skipped), "origins": json.dumps(origins)}
         save_file({name: value.contiguous() for name, value in content.items()}, aside, about)
         aside.replace(path)
     finally:
@@ -157,8 +160,19 @@ def make_target(ask: Ask, grid: Grid) -> Tensor:
     if not len(ask.boxes):
         return inside  # it is not there: nothing matters
     near = F.max_pool2d(inside[None], 3, stride=1, padding=1)[0]
-    other = cells_inside(ask.others, grid[1], grid[2]).float()
+    other = cells_inside([box for box in ask.others if not _meets(box, ask.boxes)], grid[1], grid[2]).float()
     return torch.where(inside > 0, inside, BACKGROUND * (1 - other) + (SURROUNDING - BACKGROUND) * near)
+
+
+def _meets(box: Box, boxes: Sequence[Box]) -> bool:
+    """Whether a box is a part of others, or has a part of them: the letters of an asked text are no other things."""
+    for left, top, right, bottom in boxes:
+        across = min(box[2], right) - max(box[0], left)
+        down = min(box[3], bottom) - max(box[1], top)
+        smaller = min((box[2] - box[0]) * (box[3] - box[1]), (right - left) * (bottom - top))
+        if across > 0 and down > 0 and across * down > 0.3 * smaller:
+            return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -172,6 +186,8 @@ class _Place:
     words: int
     first_target: int
     kind: str
+    name: str
+    ask: int
 
 
 class Features:
@@ -195,14 +211,15 @@ class Features:
 
     def _add(self, path: Path) -> None:
         with safe_open(path, "pt") as file:
-            names = json.loads(file.metadata()["kinds"])
+            names, origins = (json.loads(file.metadata()[name]) for name in ("kinds", "origins"))
         shard = load_file(path)
         counts = shard["grids"].prod(dim=1)
         firsts = (counts.cumsum(0) - counts).tolist()
         word, target = 0, 0
-        for (picture, words), kind in zip(shard["asked"].tolist(), shard["kinds"].tolist(), strict=True):
+        rows = zip(shard["asked"].tolist(), shard["kinds"].tolist(), origins, strict=True)
+        for (picture, words), kind, origin in rows:
             t, h, w = shard["grids"][picture].tolist()
-            place = _Place(len(self.shards), picture, firsts[picture], word, words, target, names[kind])
+            place = _Place(len(self.shards), picture, firsts[picture], word, words, target, names[kind], *origin)
             self.places.append(place)
             self.grids.append((t, h, w))
             word, target = word + words, target + t * h * w
@@ -236,9 +253,23 @@ class Features:
         )
 
 
-def features_key(model: Any, *parts: object) -> str:
-    """A short name for what decides the features: the model's weights, and whatever else is given."""
+def features_key(model: Any, processor: Any, layer: ARRCOCLayer, name: str, *parts: object) -> str:
+    """A short name for all that decides the features of a source: another one means they are made again.
+
+    Args:
+        model (`PreTrainedModel`), processor (`ProcessorMixin`), layer (`ARRCOCLayer`): as in [`write_features`].
+        name (`str`): of the source; of a file or folder, sizes and times of what lies there count too.
+        parts: whatever else decides, such as the number of samples.
+    """
     weights = [
         (name, tuple(value.shape), float(value.float().sum())) for name, value in sorted(model.state_dict().items())
     ]
-    return hashlib.sha256(repr((weights, parts)).encode()).hexdigest()[:16]
+    path = Path(name)
+    files = sorted(path.glob("instances*")) if path.is_dir() else [path] if path.is_file() else []
+    source: list[object] = [name]
+    if path.exists():
+        source = [str(path.resolve()), *((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)]
+    settings = processor.image_processor.to_json_string()
+    config = replace(layer.config, base_model_name_or_path=None)
+    decides = (FORMAT, weights, settings, config, source, parts)
+    return hashlib.sha256(repr(decides).encode()).hexdigest()[:16]

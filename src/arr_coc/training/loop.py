@@ -6,10 +6,13 @@ import json
 import logging
 import math
 import platform
+import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from arr_coc._version import __version__
+from arr_coc.config import ARRCOCConfig
 from arr_coc.layer import ARRCOCLayer
 from arr_coc.training.checkpoints import list_checkpoints, read_checkpoint, write_checkpoint
 from arr_coc.training.losses import total
@@ -65,12 +69,47 @@ class LoopConfig:
 def open_accelerator(device: str) -> Any:
     """Accelerate, on a device or over the processes that torchrun started."""
     try:
-        from accelerate import Accelerator, DistributedDataParallelKwargs  # type: ignore[import-untyped]
+        from accelerate import (  # type: ignore[import-untyped]
+            Accelerator,
+            DistributedDataParallelKwargs,
+            InitProcessGroupKwargs,
+        )
     except ImportError:
         raise ValueError("training needs accelerate; install arr-coc[train]") from None
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"`device` must be cpu or cuda, got {device!r}; CUDA_VISIBLE_DEVICES chooses among several")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("there is no CUDA device; use cpu")
     # what only decides how many tokens are kept gets no gradient from a map
     unused = DistributedDataParallelKwargs(find_unused_parameters=True)
-    return Accelerator(cpu=device == "cpu", kwargs_handlers=[unused])
+    patient = InitProcessGroupKwargs(timeout=timedelta(hours=12))  # one process encodes while the others wait
+    return Accelerator(cpu=device == "cpu", kwargs_handlers=[unused, patient])
+
+
+def open_layer(model: Any, start: str | Path | None) -> ARRCOCLayer:
+    """The layer that learns: untrained, or one to go on from, which must fit the model."""
+    config = ARRCOCConfig.for_model(model)
+    if start is None:
+        return ARRCOCLayer(config)
+    layer = ARRCOCLayer.from_pretrained(start)
+    for name in ("hidden_size", "cell_pixels"):
+        if getattr(layer.config, name) != getattr(config, name):
+            given, wanted = getattr(layer.config, name), getattr(config, name)
+            raise ValueError(f"{start} was made for a model with {name} {given}, this one has {wanted}")
+    layer.config = replace(layer.config, base_model_name_or_path=config.base_model_name_or_path)
+    return layer.train()
+
+
+def check_run(out: Path, config: LoopConfig, about: dict[str, Any], resume: bool) -> None:
+    """Refuse to begin where a run was begun, and to go on with other settings than it was begun with."""
+    if not list_checkpoints(out):
+        return
+    if not resume:
+        raise ValueError(f"{out} holds a run that was begun; go on with --resume, or give another --out")
+    before = json.loads((out / "run.json").read_text(encoding="utf-8"))
+    for name, value in {**asdict(config), **about}.items():
+        if name not in ("save_every", "log_every") and before.get(name) != value:
+            raise ValueError(f"{out} was begun with {name} {before.get(name)!r}, not {value!r}; go on with the same")
 
 
 def train(
@@ -102,16 +141,15 @@ def train(
     first = accelerator.is_main_process
     trained = [parameter for parameter in task.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=config.rate, weight_decay=0.01)
-    begun = list_checkpoints(out)
-    if begun and not resume:
-        raise ValueError(f"{out} holds a run that was begun; go on with --resume, or give another --out")
+    begun = list_checkpoints(out) if resume else []
     if first:
         out.mkdir(parents=True, exist_ok=True)
     step = read_checkpoint(begun[-1], task, optimizer) if begun else 0
     wrapped, optimizer = accelerator.prepare(task, optimizer)
     wrapped.train()
     if first:
-        _write_json(out / "run.json", {**asdict(config), **(about or {}), **environment()})
+        processes = {"processes": accelerator.num_processes}
+        _write_json(out / "run.json", {**asdict(config), **(about or {}), **processes, **environment()})
         _cut_log(out / "log.jsonl", step)
 
     def save() -> None:
@@ -119,8 +157,11 @@ def train(
             write_checkpoint(out, step, task, layer, getattr(optimizer, "optimizer", optimizer))
 
     last, asked = time.perf_counter(), 0
-    try:
+    with _Interrupts() as interrupts:
         while step < config.steps:
+            if interrupts.came:  # between steps, so that what is saved is whole
+                save()
+                raise KeyboardInterrupt
             for group in optimizer.param_groups:
                 group["lr"] = config.rate_at(step)
             losses, measures = wrapped(batch_at(step))
@@ -146,14 +187,33 @@ def train(
             step += 1
             if step % config.save_every == 0 and step < config.steps:
                 save()
-    except KeyboardInterrupt:
-        save()
-        raise
     accelerator.wait_for_everyone()
     save()
     if first:
         layer.save_pretrained(out)
     return out
+
+
+class _Interrupts:
+    """Ctrl-C, to be asked for between steps; a second one is not waited for."""
+
+    def __init__(self) -> None:
+        self.came = False
+        self.before: Any = None
+
+    def __enter__(self) -> _Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            self.before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.before is not None:
+            signal.signal(signal.SIGINT, self.before)
+
+    def _note(self, *_: object) -> None:
+        if self.came:
+            raise KeyboardInterrupt
+        self.came = True
 
 
 def _not_finite(losses: Losses, step: int, out: Path) -> str:
@@ -199,7 +259,8 @@ def _log(path: Path, step: int, facts: dict[str, float]) -> None:
 def _cut_log(path: Path, step: int) -> None:
     """Drop lines of steps that will be taken again."""
     if path.exists():
-        rows = [line for line in path.read_text(encoding="utf-8").splitlines() if json.loads(line)["step"] <= step]
+        lines = path.read_text(encoding="utf-8").splitlines()
+        rows = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= step]
         aside = path.with_name(f".{path.name}")
         aside.write_text("".join(f"{line}\n" for line in rows), encoding="utf-8")
         aside.replace(path)

@@ -9,12 +9,10 @@ from typing import Any
 
 import torch
 
-from arr_coc.config import ARRCOCConfig
-from arr_coc.layer import ARRCOCLayer
 from arr_coc.models.loading import load_model, load_processor
 from arr_coc.training.batches import Schedule, Source
 from arr_coc.training.features import Batch, Features, features_key, write_features
-from arr_coc.training.loop import LoopConfig, Say, open_accelerator, train
+from arr_coc.training.loop import LoopConfig, Say, check_run, open_accelerator, open_layer, train
 from arr_coc.training.proxy import ProxyTask
 from arr_coc.training.sources import open_source
 
@@ -59,17 +57,21 @@ def train_proxy(
     config = config or LoopConfig()
     if not data:
         raise ValueError("`data` is empty; name at least one source")
+    about = {
+        "stage": "proxy", "data": list(data), "base": base, "start": None if start is None else str(start),
+        "samples": samples, "query_layers": query_layers,
+    }  # fmt: skip
+    check_run(Path(out), config, about, resume)
     accelerator = open_accelerator(device)
     model: Any = load_model(base, dtype=torch.float32).to(accelerator.device)
-    layer = ARRCOCLayer(ARRCOCConfig.for_model(model)) if start is None else ARRCOCLayer.from_pretrained(start)
-    layer.to(accelerator.device)
+    layer = open_layer(model, start).to(accelerator.device)
     processor = load_processor(base)
     folder = Path(cache or cache_directory()) / "features"
     size = config.batch_size * accelerator.num_processes
     sources = []
     for name in data:
         shown = open_source(name, samples, config.seed)
-        key = features_key(model, os.path.abspath(name), samples, config.seed, query_layers, layer.config.channels)
+        key = features_key(model, processor, layer, name, samples, config.seed, query_layers)
         with accelerator.main_process_first():
             if not (folder / key / "index.json").exists():
                 write_features(
@@ -84,7 +86,6 @@ def train_proxy(
         features, numbers = schedule.at(step)
         return features.batch(numbers[accelerator.process_index :: accelerator.num_processes], accelerator.device)
 
-    about = {"stage": "proxy", "data": list(data), "base": base, "samples": samples, "query_layers": query_layers}
     task = ProxyTask(layer)
     return train(
         out, task, layer, batch_at, config, accelerator=accelerator, resume=resume, about=about, say=say

@@ -61,6 +61,8 @@ def read_photos(
             crowds[one["image_id"]].add(names[one["category_id"]])
         else:
             found[one["image_id"]].append((names[one["category_id"]], (left, top, left + width, top + height)))
+    if any(not {"id", "file_name", "width", "height"} <= image.keys() for image in content["images"]):
+        raise ValueError(f"the images of {folder}'s annotations need id, file_name, width and height")
     photos = [
         Photo(
             folder / image["file_name"],
