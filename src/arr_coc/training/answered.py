@@ -51,7 +51,7 @@ class WorldAnswers(Answered):
     ```python
     >>> from arr_coc.training.answered import WorldAnswers
     >>> WorldAnswers("scenes/color", 4, 0)[1].question
-    'what color is the circle?'
+    'what color is the star?'
 
     ```
     """
