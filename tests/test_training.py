@@ -21,7 +21,7 @@ from arr_coc.metrics import overlap
 from arr_coc.training import checkpoints, sources
 from arr_coc.training.batches import Schedule, Source
 from arr_coc.training.examples import Ask, Shown, clip_box, coco_examples, gaze_examples
-from arr_coc.training.features import Features, features_key, make_target, write_features
+from arr_coc.training.features import Features, features_key, make_target, weights_key, write_features
 from arr_coc.training.loop import LoopConfig
 from arr_coc.training.losses import proxy_losses, total
 from arr_coc.training.proxy import judge_batch
@@ -127,7 +127,7 @@ def test_another_seed_is_another_run_and_the_same_is_the_same(cache, tmp_path):
 
 def test_what_decides_the_features_decides_their_name(tmp_path, vlm):
     def key(name="scenes", layer=vlm.selector, *parts):
-        return features_key(vlm.model, vlm.processor, layer, name, *parts)
+        return features_key(weights_key(vlm.model), vlm.processor, layer, name, *parts)
 
     assert key() == key()
     assert len({key(), key("pages"), key("scenes", vlm.selector, 5), key("scenes", vlm.selector, 6)}) == 4

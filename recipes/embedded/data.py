@@ -16,7 +16,7 @@ from torch import Tensor
 from arr_coc.worlds import Scene, draw_scene, split_seed
 from arr_coc.worlds.drawing import CHARACTERS, COLOURS, SHAPES
 from arr_coc.worlds.pages import COLUMNS, ITEMS, KEYS
-from arr_coc.worlds.photos import Photo, class_names, photo_scene, presence_samples
+from arr_coc.worlds.photos import Photo, class_frequencies, photo_scene, presence_samples
 from arr_coc.worlds.sampling import Question
 
 CELL = 32
@@ -76,7 +76,7 @@ class Batcher:
     ) -> None:
         self.tokens = tokens
         self.photos = photos or {}
-        self.names = {split: _frequencies(found) for split, found in self.photos.items()}
+        self.names = {split: class_frequencies(found) for split, found in self.photos.items()}
         self.course = [part for part in COURSES[course] if self.photos or ("photos", "presence") not in part.kinds]
         marker = tokenizer.convert_tokens_to_ids
         encode = lambda text: tokenizer.encode(text, add_special_tokens=False)  # noqa: E731
@@ -117,8 +117,8 @@ class Batcher:
     ) -> Scene:
         """A scene of about a size; half of them are resized to it, as a processor would."""
         if kind[0] == "photos":
-            names, weights = self.names[split]
-            absent = tuple(dict.fromkeys(rng.choices(names, weights, k=4)))
+            names = self.names[split]
+            absent = tuple(dict.fromkeys(rng.choices(list(names), list(names.values()), k=4)))
             four = grid[0] > 6 and rng.random() < 0.6
             photos = self.photos[split]
             part, picture = mosaic(photos, rng) if four else augment(rng.choice(photos), rng)
@@ -181,12 +181,6 @@ class Batcher:
         found = {"ids": ids, "labels": labels, "turn": turn, "within": within}
         found |= {"where": where, "targets": labels.ravel()[where]}
         return {name: torch.from_numpy(value) for name, value in found.items()}
-
-
-def _frequencies(photos: list[Photo]) -> tuple[list[str], list[int]]:
-    """Names of classes, and in how many photographs each is."""
-    names = class_names(photos)
-    return names, [sum(any(name == one for one, _ in photo.things) for photo in photos) for name in names]
 
 
 class Held(torch.utils.data.Dataset[dict[str, Any]]):

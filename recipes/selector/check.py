@@ -18,8 +18,8 @@ from arr_coc.config import EMBEDDED
 from arr_coc.evaluating import answer_samples, exact_match
 from arr_coc.metrics import cells_inside, coverage, overlap
 from arr_coc.models.loading import load_selector
-from arr_coc.training.examples import coco_examples, expression_examples, world_examples
-from arr_coc.training.features import Features, features_key, write_features
+from arr_coc.training.examples import clip_box, coco_examples, expression_examples, read_rows, world_examples
+from arr_coc.training.features import INDEX, Features, features_key, weights_key, write_features
 from arr_coc.training.proxy import judge_batch
 from arr_coc.worlds import draw_scene, make_sample, split_seed
 
@@ -83,7 +83,7 @@ def camouflage(vlm: ARRCOCQwen, n: int, budget: float) -> dict[str, float]:
     wins, text, box = 0, 0, 0
     for index in range(n):
         seed = split_seed("test", FIRST + index)
-        sample, scene = (make(("camouflage"), seed, None, (512, 512)) for make in (make_sample, draw_scene))
+        sample, scene = (make("camouflage", seed, None, (512, 512)) for make in (make_sample, draw_scene))
         answer = vlm.answer(sample.picture, sample.question, budget=budget)
         (_, rows, columns), cells = answer.kept[0]
         kept = torch.zeros(rows * columns, dtype=torch.bool)
@@ -135,8 +135,6 @@ def expressions(layer: ARRCOCLayer, path: Path, features: Features) -> dict[str,
 
 
 def _categories(path: Path) -> dict[tuple[str, Any], str]:
-    from arr_coc.training.examples import clip_box, read_rows
-
     found = {}
     for name, rows in read_rows(path, ("image", "box", "category")).items():
         for row in rows:
@@ -180,11 +178,11 @@ def main(
     if expressions_file is not None:
         sources["expressions"] = lambda: expression_examples(expressions_file)
     found: dict[str, Any] = {"samples": n, "overlap": {}}
-    features = {}
+    features, weights = {}, weights_key(vlm.model)
     for name, open_examples in sources.items():
         place = str({"photos": photos, "expressions": expressions_file}.get(name, name))
-        folder = cache / features_key(vlm.model, vlm.processor, untrained, place, n, "check")
-        if not (folder / "index.json").exists():
+        folder = cache / features_key(weights, vlm.processor, untrained, place, n, "check")
+        if not (folder / INDEX).exists():
             write_features(folder, vlm.model, vlm.processor, untrained, open_examples())
         features[name] = Features(folder)
         found["overlap"][name] = look(layers, features[name])

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from PIL import Image
 
 from arr_coc.baselines import OracleSelector
 from arr_coc.config import Budget
@@ -42,7 +43,7 @@ def answer_samples(
     chat = ChatTokens.from_tokenizer(processor.tokenizer)
     while batch := list(islice(stream, batch_size)):
         inputs = processor.apply_chat_template(
-            [_conversation(sample) for sample in batch],
+            [conversation(sample.picture, sample.question) for sample in batch],
             add_generation_prompt=True,
             tokenize=True,
             return_dict=True,
@@ -62,8 +63,9 @@ def answer_samples(
     return answers
 
 
-def _conversation(sample: Sample) -> list[dict[str, Any]]:
-    content = [{"type": "image", "image": sample.picture}, {"type": "text", "text": sample.question}]
+def conversation(picture: Image.Image, question: str) -> list[dict[str, Any]]:
+    """A question about a picture, in the form of transformers."""
+    content = [{"type": "image", "image": picture}, {"type": "text", "text": question}]
     return [{"role": "user", "content": content}]
 
 

@@ -260,10 +260,10 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
 
     def project_again(self, texture: Tensor, tokens: Tensor, grid: Grid) -> Tensor:
         """A texture `[B * t, C, h, w]` that was kept, with its semantic channels as the projection makes them now."""
-        return put_semantic(texture, self._semantic(tokens, grid, texture), self.config.channels)
+        size = (texture.shape[2], texture.shape[3])
+        return put_semantic(texture, self._semantic(tokens, grid, size), self.config.channels)
 
-    def _semantic(self, tokens: Tensor, grid: Grid, cells: Tensor | tuple[int, int]) -> Tensor | None:
-        size = (cells.shape[-2], cells.shape[-1]) if isinstance(cells, Tensor) else cells
+    def _semantic(self, tokens: Tensor, grid: Grid, size: tuple[int, int]) -> Tensor | None:
         return None if self.project is None else semantic_channels(self.project.weight, tokens, grid, size)
 
     def read_texture(

@@ -34,6 +34,16 @@ class UnreachableError(FileNotFoundError):
     """Neither a directory, nor in the cache, and the Hub does not answer."""
 
 
+def write_aside(path: Path, text: str) -> None:
+    """Write a text under another name, then give it its own: it is there whole, or not at all."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
 class PretrainedModule(nn.Module):
     """A module with a config that can be saved, loaded and pushed to the Hub."""
 

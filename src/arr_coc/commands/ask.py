@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from arr_coc.balancing import SCORES, TENSIONS
-from arr_coc.commands.look import check_files, resized_note, rounded
+from arr_coc.commands.look import check_files, explain, resized_note
 from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, ARRCOCConfig, Budget
 from arr_coc.models.answering import Answer, ARRCOCQwen
 from arr_coc.models.loading import SCOPE, find_base, quiet_loading
@@ -39,7 +38,6 @@ def ask(
     chosen = str(found or "arr-coc")
     vlm = ARRCOCQwen.from_pretrained(base, chosen)
     answer = vlm.answer(picture, question, budget=budget, mode=mode)  # type: ignore[arg-type]  # checked there
-    output = answer.output
     embedded = vlm.config.name_or_path == EMBEDDED_MODEL
     name = EMBEDDED if embedded else vlm.config.name_or_path
     cell = ARRCOCConfig.for_model(vlm.model).cell_pixels
@@ -56,8 +54,7 @@ def ask(
         "budget": budget if mode == "prune" else None,
         "strategy": answer.strategy,
         "reason": answer.reason,
-        "weights": None if output is None else dict(zip(SCORES, rounded(output.weights[0].tolist()), strict=True)),
-        "tensions": None if output is None else dict(zip(TENSIONS, rounded(output.tensions[0].tolist()), strict=True)),
+        **explain(answer.output),
         "timings_ms": answer.timings_ms,
         "model": name,
         "selector": None if mode == "full" else chosen,
@@ -68,9 +65,15 @@ def ask(
 
 def draw_overlay(picture: Image.Image, answer: Answer, cell: int = 32) -> Image.Image:
     """The (first) picture as sharp as it was read, in tokens of `cell` pixels, with what was not read faded."""
-    (_, rows, columns), cells = answer.kept[0]
+    (_, rows, columns), _ = answer.kept[0]
     if rows * columns * cell**2 < 0.9 * picture.width * picture.height:
         picture = picture.resize((columns * cell, rows * cell)).resize(picture.size)
+    return show_kept(picture, kept_cells(answer))
+
+
+def kept_cells(answer: Answer) -> np.ndarray:
+    """Which cells `[h, w]` of the (first) picture were read, in any of its frames."""
+    (_, rows, columns), cells = answer.kept[0]
     kept = np.zeros(rows * columns, dtype=bool)
     kept[cells % (rows * columns)] = True
-    return show_kept(picture, kept.reshape(rows, columns))
+    return kept.reshape(rows, columns)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from arr_coc.balancing import SCORES, TENSIONS
-from arr_coc.commands.look import check_files, rounded
+from arr_coc.commands.ask import kept_cells
+from arr_coc.commands.look import check_files, explain
 from arr_coc.config import EMBEDDED, Budget
 from arr_coc.models.answering import ARRCOCQwen
 from arr_coc.models.loading import find_base, load_selector, quiet_loading
@@ -29,26 +27,19 @@ def compare(
     picture = open_picture(path).image
     make_messages(picture, question)  # refuses an empty one before anything is opened
     quiet_loading()
-    base = model if model is not None else next(iter(_bases(selectors)))
-    vlm = ARRCOCQwen.from_pretrained(base, selectors[0])
+    vlm = ARRCOCQwen.from_pretrained(model or _find_base(selectors), selectors[0])
+    other = ARRCOCQwen(vlm.model, vlm.processor, load_selector(selectors[1], vlm.model))
     looks, facts = [], []
-    for name in selectors:
-        vlm = ARRCOCQwen(vlm.model, vlm.processor, load_selector(name, vlm.model))
-        answer = vlm.answer(picture, question, budget=budget)
-        (_, rows, columns), cells = answer.kept[0]
-        kept = np.zeros(rows * columns, dtype=bool)
-        kept[cells] = True
-        short = Path(name).name
-        looks.append((short, answer.output, kept.reshape(rows, columns), answer.text))
-        output = answer.output
+    for name, asked in zip(selectors, (vlm, other), strict=True):
+        answer = asked.answer(picture, question, budget=budget)
+        looks.append((Path(name).name, answer.output, kept_cells(answer), answer.text))
         facts.append(
             {
                 "selector": name,
                 "answer": answer.text,
                 "tokens": {"full": answer.tokens.full, "used": answer.tokens.used},
                 "strategy": answer.strategy,
-                "weights": output and dict(zip(SCORES, rounded(output.weights[0].tolist()), strict=True)),
-                "tensions": output and dict(zip(TENSIONS, rounded(output.tensions[0].tolist()), strict=True)),
+                **explain(answer.output),
             }
         )
     if out is not None:
@@ -57,11 +48,10 @@ def compare(
     return {"question": question, "budget": budget, "selectors": facts, "kept_by_both": int(both.sum())}
 
 
-def _bases(selectors: tuple[str, str]) -> set[str]:
-    """The one base that the selectors were made for."""
-    found = {str(find_base(None, name)[0]) for name in selectors if name not in list_selectors()} or {EMBEDDED}
+def _find_base(selectors: tuple[str, str]) -> str:
+    """The one model that the selectors were made for; those that fit any are asked on the embedded one."""
+    found = {str(find_base(None, name)[0]) for name in selectors if name not in list_selectors()}
     if len(found) > 1:
-        raise ValueError(
-            f"the selectors were made for different models, {' and '.join(sorted(found))}; name one with --model"
-        )
-    return found
+        both = " and ".join(sorted(found))
+        raise ValueError(f"the selectors were made for different models, {both}; name one with --model")
+    return found.pop() if found else EMBEDDED

@@ -17,6 +17,7 @@ from arr_coc.layer import ARRCOCLayer
 from arr_coc.models.family import open_family
 from arr_coc.models.loading import load_model, load_processor, quiet_loading
 from arr_coc.pictures import open_picture
+from arr_coc.selecting import ARRCOCOutput
 from arr_coc.sheet import check_target, draw_sheet, save_image
 
 
@@ -68,8 +69,7 @@ def look(
         "tokens": {"full": seen.tokens.shape[1], "used": int(output.num_kept[0])},
         "strategy": output.strategy[0],
         "reason": output.reason[0],
-        "weights": dict(zip(SCORES, rounded(output.weights[0].tolist()), strict=True)),
-        "tensions": dict(zip(TENSIONS, rounded(output.tensions[0].tolist()), strict=True)),
+        **explain(output),
         "words": seen.read,
         "kept": output.positions[0, :, 1:].tolist(),
         "notes": notes,
@@ -113,6 +113,16 @@ def resized_note(before: tuple[int, int], after: tuple[int, int]) -> list[str]:
         return []
     was, now = f"{before[0]}x{before[1]}", f"{after[0]}x{after[1]}"
     return [f"The picture was resized from {was} to {now} pixels, whole tokens."]
+
+
+def explain(output: ARRCOCOutput | None) -> dict[str, dict[str, float] | None]:
+    """Weights and tensions of the first picture as they are printed; None where a selector has none."""
+    if output is None:
+        return {"weights": None, "tensions": None}
+    return {
+        "weights": dict(zip(SCORES, rounded(output.weights[0].tolist()), strict=True)),
+        "tensions": dict(zip(TENSIONS, rounded(output.tensions[0].tolist()), strict=True)),
+    }
 
 
 def rounded(values: list[float]) -> list[float]:

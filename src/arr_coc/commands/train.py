@@ -17,7 +17,7 @@ from arr_coc.training.proxy_stage import train_proxy
 
 
 def train(stage: str, data: Sequence[str], out: Path, base: str | None, config: LoopConfig, **options: Any) -> Path:
-    """Train a selector in one of `STAGES`; options are those of the stage."""
+    """Train a selector in stage `proxy`, `answers` or `hard`; options are those of the stage."""
     quiet_loading()
     columns = (
         TextColumn("{task.description}"),

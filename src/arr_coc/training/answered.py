@@ -14,7 +14,7 @@ from PIL import Image
 from arr_coc.training.answers import Asked
 from arr_coc.training.sources import world_size
 from arr_coc.worlds import draw_scene, list_worlds, make_sample, split_seed
-from arr_coc.worlds.sampling import open_world
+from arr_coc.worlds.sampling import check_kind
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +59,8 @@ class WorldAnswers(Answered):
     def __init__(self, name: str, count: int, seed: int, weight: float = 1.0) -> None:
         self.crowded = name == "crowded"
         self.world, _, kind = ("scenes", "", "") if self.crowded else name.partition("/")
-        if kind and kind not in open_world(self.world).kinds:
-            raise ValueError(f"{self.world} asks no {kind!r}; it asks {', '.join(open_world(self.world).kinds)}")
+        if kind:
+            check_kind(self.world, kind)
         self.kind = kind or None
         self.count, self.seed, self.weight = count, seed, weight
         self._crowds: dict[int, int] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -13,12 +13,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 from arr_coc.config import Budget, check_budget
+from arr_coc.evaluating import conversation
 from arr_coc.layer import ARRCOCLayer
 from arr_coc.models.asking import ChatTokens
 from arr_coc.models.family import open_family
 from arr_coc.models.preparing import Settings, prepare_with_outputs
-from arr_coc.selecting import VisualQuery
-from arr_coc.training.estimators import ESTIMATORS, EstimatingSelector
+from arr_coc.training.estimators import EstimatingSelector
 
 
 class Asked(NamedTuple):
@@ -123,11 +123,10 @@ class AnswersTask(nn.Module):
         query_layers: int = 0,
     ) -> None:
         super().__init__()
-        if estimator not in ESTIMATORS:
-            raise ValueError(f"`estimator` must be one of {', '.join(ESTIMATORS)}, got {estimator!r}")
         if reward not in ("likelihood", "accuracy"):
             raise ValueError(f"`reward` must be likelihood or accuracy, got {reward!r}")
         self.layer = layer
+        self.selector = EstimatingSelector(layer, estimator)
         self._base = (base,)  # not as a submodule: it is not saved with the run
         self.tuned = nn.ParameterList([weight for weight in base.parameters() if weight.requires_grad])
         self.family = open_family(base)
@@ -143,14 +142,11 @@ class AnswersTask(nn.Module):
     def forward(self, batch: Asking) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Losses of a batch, and measures of how well it was answered."""
         budget = self.budget.at(batch.step, self.steps, self.seed)
-        selector = _Watching(
-            self.layer,
-            self.estimator,
-            # annealed: towards the end what is drawn is what is deployed
-            temperature=2.0 * (0.1 ** (batch.step / max(1, self.steps))),
-            generator=torch.Generator().manual_seed(batch.draw),
-        )
-        settings = Settings(**{**vars(self.settings), "budget": budget})
+        selector = self.selector
+        # annealed: towards the end what is drawn is what is deployed
+        selector.temperature = 2.0 * (0.1 ** (batch.step / max(1, self.steps)))
+        selector.generator = torch.Generator().manual_seed(batch.draw)
+        settings = replace(self.settings, budget=budget)
         prepared = prepare_with_outputs(self.family, batch.inputs, selector, settings)
         labels = prepared.inputs.pop("labels")
         detached = self.estimator == "reinforce" and not len(self.tuned)
@@ -166,18 +162,6 @@ class AnswersTask(nn.Module):
             losses["thrift"] = self.thrift * (torch.stack(selector.expected) / total).clamp(max=1).mean()
         measures = {"accuracy": right.mean(), "tokens": torch.tensor(prepared.used / max(1, prepared.full))}
         return losses, {name: value.to(loss.device) for name, value in measures.items()}
-
-
-class _Watching(EstimatingSelector):
-    """Also keeps what the baseline judges by, and the number of tokens there were."""
-
-    seen: Tensor
-    totals: Tensor
-
-    def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> Any:
-        self.totals = torch.tensor([len(query.tokens) for query in queries])
-        self.seen = torch.stack([torch.cat([q.tokens.float().mean(0), q.words.float().mean(0)]) for q in queries])
-        return super().select(queries, budget)
 
 
 def _reinforced(thought: Tensor, selector: EstimatingSelector, reward: Tensor, weights: Tensor) -> dict[str, Tensor]:
@@ -205,16 +189,18 @@ def answer_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def make_asking(processor: Any, asked: Sequence[Asked], step: int, draw: int, device: Any) -> Asking:
     """Inputs of the questions with their answers, which alone are learned, up to the marker that ends them."""
-    whole = [_turns(one, answered=True) for one in asked]
+    questions = [conversation(one.picture, one.question) for one in asked]
+    answers = [{"role": "assistant", "content": [{"type": "text", "text": one.answer}]} for one in asked]
+    whole = [[*question, answer] for question, answer in zip(questions, answers, strict=True)]
     inputs = processor.apply_chat_template(
         whole, tokenize=True, return_dict=True, processor_kwargs={"padding": True, "return_tensors": "pt"}
     )
     ids, end = inputs["input_ids"], ChatTokens.from_tokenizer(processor.tokenizer).end
     labels = ids.masked_fill(inputs["attention_mask"] == 0, -100)
-    for row, one in enumerate(asked):
+    for row in range(len(asked)):
         used = inputs["attention_mask"][row].nonzero()[:, 0]
         # as long as the whole is longer than the question alone, in a text where a picture is one token
-        answer = _length(processor, whole[row], False) - _length(processor, _turns(one, answered=False), True)
+        answer = _length(processor, whole[row], False) - _length(processor, questions[row], True)
         labels[row, : int(used[-1]) + 1 - answer] = -100
         ends = (ids[row] == end).nonzero()[:, 0]
         if len(ends):
@@ -227,11 +213,3 @@ def make_asking(processor: Any, asked: Sequence[Asked], step: int, draw: int, de
 def _length(processor: Any, turns: list[dict[str, Any]], prompt: bool) -> int:
     text = processor.apply_chat_template(turns, tokenize=False, add_generation_prompt=prompt)
     return len(processor.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def _turns(one: Asked, answered: bool) -> list[dict[str, Any]]:
-    content = [{"type": "image", "image": one.picture}, {"type": "text", "text": one.question}]
-    turns: list[dict[str, Any]] = [{"role": "user", "content": content}]
-    if answered:
-        turns.append({"role": "assistant", "content": [{"type": "text", "text": one.answer}]})
-    return turns

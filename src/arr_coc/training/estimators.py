@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -22,15 +21,14 @@ from arr_coc.config import Budget
 from arr_coc.layer import ARRCOCLayer
 from arr_coc.selecting import Selection, TokenSelector, VisualQuery
 
-Estimator = Literal["gate", "gumbel", "reinforce", "soft", "none"]
-ESTIMATORS: tuple[str, ...] = get_args(Estimator)
+ESTIMATORS = ("gate", "gumbel", "reinforce", "soft", "none")
 
 # Relevance lies in [0, 1]; this makes it logits of a draw.
 SHARPNESS = 10.0
 
 
 class EstimatingSelector(TokenSelector):
-    """A layer that is being trained, as `prepare` takes it.
+    """A layer that is being trained, as `prepare` takes it; it keeps what the losses need of its last call.
 
     Args:
         layer (`ARRCOCLayer`): learns.
@@ -50,8 +48,10 @@ class EstimatingSelector(TokenSelector):
             raise ValueError(f"`estimator` must be one of {', '.join(ESTIMATORS)}, got {estimator!r}")
         self.layer, self.estimator = layer, estimator
         self.temperature, self.generator = temperature, generator
-        self.log_chance: list[Tensor] = []  # of each picture's draw, of the last call
-        self.expected: list[Tensor] = []  # tokens that "auto" would give, of the last call
+        self.log_chance: list[Tensor] = []  # of each picture's draw
+        self.expected: list[Tensor] = []  # tokens that "auto" would give
+        self.totals = torch.zeros(0)  # tokens that there were
+        self.seen = torch.zeros(0)  # mean token and mean word `[B, 2 * D]`, for a baseline to judge by
 
     def check(self, queries: Sequence[VisualQuery]) -> None:
         """Refuse models of another width."""
@@ -59,6 +59,8 @@ class EstimatingSelector(TokenSelector):
 
     def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:
         """Choose tokens so that a gradient can come back."""
+        self.totals = torch.tensor([len(query.tokens) for query in queries])
+        self.seen = torch.stack([torch.cat([q.tokens.float().mean(0), q.words.float().mean(0)]) for q in queries])
         drawn = self.estimator in ("gumbel", "reinforce")
         selections: dict[int, Selection] = {}
         chances: dict[int, Tensor] = {}

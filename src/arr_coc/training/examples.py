@@ -17,17 +17,17 @@ import gzip
 import json
 import logging
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from PIL import Image
 
 from arr_coc.worlds import draw_scene, make_sample, split_seed
-from arr_coc.worlds.photos import Photo, ask_presence, class_names, read_photos
+from arr_coc.worlds.photos import ask_presence, class_frequencies, read_photos
 from arr_coc.worlds.sampling import Box, Split
 
 logger = logging.getLogger(__name__)
@@ -117,10 +117,9 @@ def coco_examples(folder: str | Path, seed: int = 0, most: int = 4, absent: int 
     """
     rng = random.Random(f"coco {seed}")
     photos = read_photos(folder, missing="keep")
-    names = class_names(photos)
-    if not names:
+    frequencies = class_frequencies(photos)
+    if not frequencies:
         raise ValueError(f"no picture of {folder} has a box; there is nothing to learn from")
-    weights = _frequencies(photos, names)
     for photo in photos:
         boxes: dict[str, list[Box]] = defaultdict(list)
         for name, (left, top, right, bottom) in photo.things:
@@ -129,9 +128,8 @@ def coco_examples(folder: str | Path, seed: int = 0, most: int = 4, absent: int 
             if box is not None:
                 boxes[name].append(box)
         present = rng.sample(sorted(boxes), min(most, len(boxes)))
-        others = [
-            name for name in rng.choices(names, weights, k=4 * absent) if name not in boxes and name not in photo.crowds
-        ]
+        drawn = rng.choices(list(frequencies), list(frequencies.values()), k=4 * absent)
+        others = [name for name in drawn if name not in boxes and name not in photo.crowds]
         asks = [
             Ask(_say(rng, name), tuple(boxes[name]), "class", tuple(box for own in boxes.values() for box in own))
             for name in present
@@ -142,11 +140,6 @@ def coco_examples(folder: str | Path, seed: int = 0, most: int = 4, absent: int 
 
 def _say(rng: random.Random, name: str) -> str:
     return name if rng.random() < 0.5 else ask_presence(rng, name)
-
-
-def _frequencies(photos: list[Photo], names: list[str]) -> list[int]:
-    counted = Counter(name for photo in photos for name in {name for name, _ in photo.things})
-    return [counted[name] for name in names]
 
 
 def expression_examples(path: str | Path, pictures: str | Path | None = None) -> Iterator[Shown]:
@@ -195,11 +188,16 @@ def _opener(path: Path) -> Callable[[], Image.Image]:
     return read
 
 
+def open_lines(path: Path) -> TextIO:
+    """Open a file of lines, perhaps gzipped."""
+    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+
+
 def read_rows(path: str | Path, needed: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
     """Rows of JSON lines, by picture, in the order in which these come first."""
     path = Path(path)
     found: dict[str, list[dict[str, Any]]] = {}
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
+    with open_lines(path) as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue

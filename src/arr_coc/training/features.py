@@ -27,6 +27,7 @@ from arr_coc.config import Grid
 from arr_coc.layer import ARRCOCLayer
 from arr_coc.metrics import cells_inside
 from arr_coc.models.family import Family, open_family
+from arr_coc.saving import write_aside
 from arr_coc.training.examples import Ask, Shown, check_skipped, open_all, read_gaze
 from arr_coc.worlds.sampling import Box
 
@@ -46,7 +47,6 @@ class Batch(NamedTuple):
     word_mask: Tensor  # [B, Q]
     target: Tensor  # [B, N]
     grid: Grid
-    kinds: list[str]
 
 
 @torch.no_grad()
@@ -84,9 +84,7 @@ def write_features(
         if progress is not None:
             progress(done)
     check_skipped(skipped, done)
-    aside = directory / f".{INDEX}.{os.getpid()}"
-    aside.write_text(json.dumps({"shards": number, "pictures": done}) + "\n", encoding="utf-8")
-    aside.replace(directory / INDEX)
+    write_aside(directory / INDEX, json.dumps({"shards": number, "pictures": done}) + "\n")
 
 
 def _write_shard(
@@ -249,27 +247,33 @@ class Features:
             mask.to(device),
             torch.stack(target).to(device).float() / 255,
             grid,
-            [self.places[number].kind for number in numbers],
         )
 
 
-def features_key(model: Any, processor: Any, layer: ARRCOCLayer, name: str, *parts: object) -> str:
+def weights_key(model: Any) -> str:
+    """A short name for the weights of a model; every one of them is read, so ask once."""
+    sums = [
+        (name, tuple(value.shape), float(value.float().sum())) for name, value in sorted(model.state_dict().items())
+    ]
+    return _digest(sums)
+
+
+def features_key(weights: str, processor: Any, layer: ARRCOCLayer, source: str, *parts: object) -> str:
     """A short name for all that decides the features of a source: another one means they are made again.
 
     Args:
-        model (`PreTrainedModel`), processor (`ProcessorMixin`), layer (`ARRCOCLayer`): as in [`write_features`].
-        name (`str`): of the source; of a file or folder, sizes and times of what lies there count too.
+        weights (`str`): of the model, from [`weights_key`].
+        processor (`ProcessorMixin`), layer (`ARRCOCLayer`): as in [`write_features`].
+        source (`str`): of a file or folder, size and time of what describes it count too.
         parts: whatever else decides, such as the number of samples.
     """
-    weights = [
-        (name, tuple(value.shape), float(value.float().sum())) for name, value in sorted(model.state_dict().items())
-    ]
-    path = Path(name)
+    path = Path(source)
     files = sorted(path.glob("instances*")) if path.is_dir() else [path] if path.is_file() else []
-    source: list[object] = [name]
-    if path.exists():
-        source = [str(path.resolve()), *((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)]
-    settings = processor.image_processor.to_json_string()
+    place = str(path.resolve()) if files else source
+    states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     config = replace(layer.config, base_model_name_or_path=None)
-    decides = (FORMAT, weights, settings, config, source, parts)
-    return hashlib.sha256(repr(decides).encode()).hexdigest()[:16]
+    return _digest((FORMAT, weights, processor.image_processor.to_json_string(), config, place, states, parts))
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(repr(content).encode()).hexdigest()[:16]

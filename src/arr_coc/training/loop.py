@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import platform
 import signal
@@ -22,12 +21,10 @@ from torch import Tensor, nn
 from arr_coc._version import __version__
 from arr_coc.config import ARRCOCConfig
 from arr_coc.layer import ARRCOCLayer
+from arr_coc.saving import write_aside
 from arr_coc.training.checkpoints import list_checkpoints, read_checkpoint, write_checkpoint
 from arr_coc.training.losses import total
 
-logger = logging.getLogger(__name__)
-
-Losses = dict[str, Tensor]
 Say = Callable[[int, dict[str, float]], None]
 
 
@@ -149,7 +146,8 @@ def train(
     wrapped.train()
     if first:
         processes = {"processes": accelerator.num_processes}
-        _write_json(out / "run.json", {**asdict(config), **(about or {}), **processes, **environment()})
+        settings = {**asdict(config), **(about or {}), **processes, **environment()}
+        write_aside(out / "run.json", json.dumps(settings, indent=1) + "\n")
         _cut_log(out / "log.jsonl", step)
 
     def save() -> None:
@@ -216,7 +214,7 @@ class _Interrupts:
         self.came = True
 
 
-def _not_finite(losses: Losses, step: int, out: Path) -> str:
+def _not_finite(losses: dict[str, Tensor], step: int, out: Path) -> str:
     """A loss that is no number ends the run before it reaches the weights; what was good is kept."""
     values = ", ".join(f"{name} {float(value.detach()):.3g}" for name, value in losses.items())
     kept = list_checkpoints(out)
@@ -245,12 +243,6 @@ def _revision() -> str | None:
     return found.stdout.strip()
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    aside = path.with_name(f".{path.name}")
-    aside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    aside.replace(path)
-
-
 def _log(path: Path, step: int, facts: dict[str, float]) -> None:
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"step": step, **{name: round(value, 6) for name, value in facts.items()}}) + "\n")
@@ -261,6 +253,4 @@ def _cut_log(path: Path, step: int) -> None:
     if path.exists():
         lines = path.read_text(encoding="utf-8").splitlines()
         rows = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= step]
-        aside = path.with_name(f".{path.name}")
-        aside.write_text("".join(f"{line}\n" for line in rows), encoding="utf-8")
-        aside.replace(path)
+        write_aside(path, "".join(f"{line}\n" for line in rows))

@@ -11,7 +11,7 @@ import torch
 
 from arr_coc.models.loading import load_model, load_processor
 from arr_coc.training.batches import Schedule, Source
-from arr_coc.training.features import Batch, Features, features_key, write_features
+from arr_coc.training.features import INDEX, Batch, Features, features_key, weights_key, write_features
 from arr_coc.training.loop import LoopConfig, Say, check_run, open_accelerator, open_layer, train
 from arr_coc.training.proxy import ProxyTask
 from arr_coc.training.sources import open_source
@@ -68,12 +68,12 @@ def train_proxy(
     processor = load_processor(base)
     folder = Path(cache or cache_directory()) / "features"
     size = config.batch_size * accelerator.num_processes
-    sources = []
+    weights, sources = weights_key(model), []
     for name in data:
         shown = open_source(name, samples, config.seed)
-        key = features_key(model, processor, layer, name, samples, config.seed, query_layers)
+        key = features_key(weights, processor, layer, name, samples, config.seed, query_layers)
         with accelerator.main_process_first():
-            if not (folder / key / "index.json").exists():
+            if not (folder / key / INDEX).exists():
                 write_features(
                     folder / key, model, processor, layer, shown, query_layers=query_layers,
                     progress=None if progress is None else lambda done, name=name: progress(name, done),  # type: ignore[misc]

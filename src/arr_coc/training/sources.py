@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from arr_coc.training.examples import Shown, coco_examples, expression_examples, gaze_examples, world_examples
+from arr_coc.training.examples import (
+    Shown,
+    coco_examples,
+    expression_examples,
+    gaze_examples,
+    open_lines,
+    world_examples,
+)
 from arr_coc.worlds import list_worlds
-from arr_coc.worlds.sampling import Split, open_world
+from arr_coc.worlds.sampling import Split, check_kind
 
 # Few sizes make full batches; in pixels, whole tokens of 32.
 _SCENE_SIZES = ((384, 384), (512, 512), (512, 384), (384, 512), (448, 320), (320, 448), (512, 256), (256, 256))
@@ -47,8 +53,8 @@ def open_source(name: str, count: int, seed: int = 0, split: Split = "train") ->
     world, _, kind = name.partition("/")
     path = Path(name)
     if world in list_worlds() and not path.exists():
-        if kind and kind not in open_world(world).kinds:
-            raise ValueError(f"{world} asks no {kind!r}; it asks {', '.join(open_world(world).kinds)}")
+        if kind:
+            check_kind(world, kind)
         return world_examples([name], count, split, seed, WORLD_SIZES.get(world, _SCENE_SIZES))
     if path.is_dir():
         return coco_examples(path, seed)
@@ -66,7 +72,7 @@ def open_source(name: str, count: int, seed: int = 0, split: Split = "train") ->
 def _first_fields(path: Path) -> set[str]:
     """Names in the first line of a file of JSON lines."""
     try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
+        with open_lines(path) as lines:
             row = json.loads(next(lines, ""))
     except (ValueError, OSError) as error:
         raise ValueError(f"{path} is not JSON lines: {error}") from None

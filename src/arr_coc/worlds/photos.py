@@ -161,6 +161,12 @@ def class_names(photos: list[Photo]) -> list[str]:
     return [name for name, _ in Counter(name for photo in photos for name, _ in photo.things).most_common()]
 
 
+def class_frequencies(photos: list[Photo]) -> dict[str, int]:
+    """In how many photographs each class is, in the order of [`class_names`]."""
+    counted = Counter(name for photo in photos for name in {name for name, _ in photo.things})
+    return {name: counted[name] for name in class_names(photos)}
+
+
 def _share(box: Box, size: tuple[int, int]) -> float:
     return (box[2] - box[0]) * (box[3] - box[1]) / (size[0] * size[1])
 

@@ -126,6 +126,13 @@ def open_world(name: str) -> World:
     return _WORLDS[name]
 
 
+def check_kind(world: str, kind: str) -> None:
+    """Refuse a kind of questions that a world does not ask."""
+    kinds = open_world(world).kinds
+    if kind not in kinds:
+        raise ValueError(f"{world} asks no {kind!r}; it asks {', '.join(kinds)}")
+
+
 def split_seed(split: Split, index: int) -> int:
     """The seed of a sample of a split; seeds of different splits never meet.
 
@@ -156,8 +163,7 @@ def draw_scene(world: str, seed: int, kind: str | None = None, size: Size | None
     width, height = max(width, (height + 1) // 2), max(height, (width + 1) // 2)
     wanted = rng.choice(chosen.kinds)
     if kind is not None:
-        if kind not in chosen.kinds:
-            raise ValueError(f"{world} asks no {kind!r}; it asks {', '.join(chosen.kinds)}")
+        check_kind(world, kind)
         wanted = kind
     return chosen.draw(rng, (width, height), wanted, varied)
 
