@@ -24,8 +24,8 @@ test: lint  ## ruff, mypy --strict, pytest
 test-gpu: $(VENV)/dev.stamp  ## what needs a CUDA device
 	$(BIN)/python -m pytest -q -m gpu
 
-test-model: $(VENV)/core.stamp  ## measure the embedded model, 500 samples a kind (ARGS="--n 100")
-	$(BIN)/python recipes/embedded/check.py $(ARGS)
+test-model: $(VENV)/core.stamp  ## measure the embedded model, 500 samples a kind (PHOTOS=dir, ARGS="--n 100")
+	$(BIN)/python recipes/embedded/check.py $(if $(PHOTOS),--photos "$(PHOTOS)") $(ARGS)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

@@ -59,6 +59,11 @@ SHAPES = {
         {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16, "out_hidden_size": 2048,
          "deepstack_visual_indexes": [5, 11, 17]},
     ),
+    "Qwen3-VL-4B": lambda: qwen3(
+        _text(2560, 9728, 36, 32, 8),
+        {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16, "out_hidden_size": 2560,
+         "deepstack_visual_indexes": [5, 11, 17]},
+    ),
     "Qwen3-VL-8B": lambda: qwen3(
         _text(4096, 12288, 36, 32, 8),
         {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "out_hidden_size": 4096,
@@ -70,6 +75,7 @@ SHAPES = {
          "fullatt_block_indexes": [7, 15, 23, 31]},
     ),
 }  # fmt: skip
+TIMED = ("Qwen3-VL-2B", "Qwen3-VL-8B", "Qwen2.5-VL-7B")
 TINY = {
     "tiny Qwen3-VL": lambda: qwen3(
         _text(256, 256, 2, 2, 1),
@@ -197,7 +203,8 @@ def main(
     before = json.loads(out.read_text()) if out is not None and out.exists() else {}
     rows: list[dict] = before.get("rows", [])
     growth = before.get("memory_growth_bytes", {})
-    shapes = {name: make for name, make in (TINY if tiny else SHAPES).items() if model_name in name}
+    known = TINY if tiny else {name: SHAPES[name] for name in TIMED}
+    shapes = {name: make for name, make in known.items() if model_name in name}
     grids = [grid for grid in (((6, 8), (32, 33)) if tiny else GRIDS) if tokens in (0, grid[0] * grid[1])]
     with torch.inference_mode():
         for name, make in shapes.items():

@@ -225,6 +225,22 @@ def test_lora_learns_beside_the_selector_and_is_saved_as_an_adapter(tmp_path, mo
     peft.PeftModel.from_pretrained(vlm.model, out / "adapter")
 
 
+def test_last_layers_learn_and_the_base_is_saved_with_them(tmp_path, monkeypatch):
+    small(monkeypatch)
+    out = run(tmp_path / "out", last_layers=1)
+    before, after = (ARRCOCQwen.from_pretrained(base).model.state_dict() for base in (None, out / "base"))
+    changed = {name for name, value in after.items() if not torch.equal(value, before[name].to(value.dtype))}
+    last = max(int(name.split("layers.")[1].split(".")[0]) for name in after if "language_model.layers" in name)
+    assert changed
+    assert all(f"language_model.layers.{last}." in name for name in changed)
+
+
+def test_a_base_in_bfloat16_trains_a_selector_in_float32(tmp_path, monkeypatch):
+    small(monkeypatch)
+    weights = load_file(run(tmp_path / "out", dtype="bfloat16") / "model.safetensors")
+    assert {value.dtype for value in weights.values() if value.is_floating_point()} == {torch.float32}
+
+
 def test_hard_samples_count_double_and_crowds_are_crowded():
     assert open_answered("camouflage", 5, 0, hard=True)[0].weight == 2.0
     assert open_answered("camouflage", 5, 0)[0].weight == 1.0
@@ -278,6 +294,9 @@ def test_a_picture_that_cannot_be_read_is_skipped_and_named(caplog):
         (("--data", "scenes", "--budget", "lots"), "`budget` must be as 0.25"),
         (("--data", "scenes", "--reward", "money"), "`reward` must be likelihood or accuracy, got 'money'"),
         (("--data", "nowhere"), "'nowhere' is neither a world"),
+        (("--data", "scenes", "--dtype", "half"), "`dtype` must be float32 or bfloat16, got 'half'"),
+        (("--data", "scenes", "--last-layers", "99"), "`last_layers` must be at most 6 for this model, got 99"),
+        (("--data", "scenes", "--last-layers", "1", "--lora", "2"), "choose one"),
         (("--data", "some.json"), "some.json is not named as VQAv2's questions"),
     ],
 )

@@ -397,7 +397,10 @@ def test_the_target_orders_boxes_surroundings_nothing_and_other_things():
 def test_losses_ask_for_the_order_and_the_place():
     target = make_target(Ask("dog", ((0, 0, 0.5, 0.5),), others=((0.5, 0.5, 1, 1),)), (1, 8, 8)).view(1, -1)
     good = 20 * (target - 0.5)
-    bad = {"flat": torch.zeros_like(good), "elsewhere": good.flip(1), "other things": torch.where(target == 0, 3, good)}
+    bad = {
+        "flat": torch.zeros_like(good), "elsewhere": good.flip(1), "other things": torch.where(target == 0, 3, good),
+        "nothing beside": torch.where((target > 0.4) & (target < 0.5), -8, good),
+    }  # fmt: skip
     best = total(proxy_losses(good, target))
     for name, logits in bad.items():
         assert total(proxy_losses(logits, target)) > best, name

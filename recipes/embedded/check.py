@@ -68,7 +68,7 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Where the JSON goes.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda" if torch.cuda.is_available() else "cpu",
     kinds: Annotated[str, typer.Option(help="Only these kinds, with commas.")] = "",
-    course: Annotated[str, typer.Option(help="What it learned: scenes or wide.")] = "scenes",
+    course: Annotated[str, typer.Option(help="What it learned: scenes or wide.")] = "wide",
     photos: Annotated[Path | None, typer.Option(help="Folder of photographs in COCO format, to ask about too.")] = None,
     large: Annotated[int, typer.Option(help="Needles of 2048 pixels to ask for; better on a GPU.")] = 0,
 ) -> None:

@@ -151,8 +151,10 @@ class AnswersTask(nn.Module):
         labels = prepared.inputs.pop("labels")
         detached = self.estimator == "reinforce" and not len(self.tuned)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not detached):
-            logits = self._base[0](**prepared.inputs, use_cache=False).logits
-            loss, right = answer_losses(logits, labels)
+            # only where answers are: a large vocabulary at every token of a prompt would take gigabytes
+            last = labels.shape[1] - int((labels != -100).any(dim=0).int().argmax()) + 1
+            logits = self._base[0](**prepared.inputs, use_cache=False, logits_to_keep=last).logits
+            loss, right = answer_losses(logits, labels[:, -last:])
         losses = {"answer": (loss * batch.weights).mean()}
         if self.baseline is not None:
             reward = -loss.detach() if self.reward == "likelihood" else right

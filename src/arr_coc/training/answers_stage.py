@@ -10,10 +10,13 @@ from typing import Any
 import torch
 
 from arr_coc.models.asking import ChatTokens
+from arr_coc.models.family import open_family
 from arr_coc.models.loading import load_model, load_processor
 from arr_coc.training.answered import open_answered, take_readable
 from arr_coc.training.answers import AnswersTask, Asked, Asking, BudgetPlan, make_asking
 from arr_coc.training.loop import LoopConfig, Say, check_run, open_accelerator, open_layer, train
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def train_answers(
@@ -29,8 +32,10 @@ def train_answers(
     reward: str = "likelihood",
     thrift: float = 0.0,
     lora: int = 0,
+    last_layers: int = 0,
     hard: bool = False,
     query_layers: int = 0,
+    dtype: str = "float32",
     device: str = "cpu",
     resume: bool = False,
     say: Say | None = None,
@@ -51,24 +56,33 @@ def train_answers(
             loss does not reach their number: this alone pushes it, towards the layer's `min_tokens`.
         lora (`int`, *optional*, defaults to 0): rank of LoRA matrices on the base's attention, saved in `out/adapter`;
             0 leaves the base frozen.
+        last_layers (`int`, *optional*, defaults to 0): how many of the language model's last layers learn too; the
+            base is then saved whole in `out/base`.
         hard (`bool`, *optional*, defaults to `False`): camouflage, needles and crowded scenes count double.
+        dtype (`str`, *optional*, defaults to `"float32"`): of the base, or `"bfloat16"`; the selector is float32.
         query_layers, device, resume, say: as in [`~arr_coc.training.proxy_stage.train_proxy`].
     """
     config = config or LoopConfig(batch_size=16, rate=1e-3)
     if not data:
         raise ValueError("`data` is empty; name at least one source")
+    if dtype not in DTYPES:
+        raise ValueError(f"`dtype` must be {' or '.join(DTYPES)}, got {dtype!r}")
+    if lora and last_layers:
+        raise ValueError("`lora` and `last_layers` are two ways to let the base learn; choose one")
     plan = BudgetPlan.parse(budget)
     about = {
         "stage": "hard" if hard else "answers", "data": list(data), "base": base, "samples": samples,
         "start": None if start is None else str(start), "estimator": estimator, "budget": budget, "reward": reward,
-        "thrift": thrift, "lora": lora, "query_layers": query_layers,
+        "thrift": thrift, "lora": lora, "last_layers": last_layers, "query_layers": query_layers, "dtype": dtype,
     }  # fmt: skip
     check_run(Path(out), config, about, resume)
     accelerator = open_accelerator(device)
     sources = [open_answered(name, samples, config.seed, hard) for name in data]
-    model: Any = load_model(base, dtype=torch.float32).requires_grad_(False).to(accelerator.device)
+    model: Any = load_model(base, dtype=DTYPES[dtype]).requires_grad_(False).to(accelerator.device)
     processor = load_processor(base)
     layer = open_layer(model, start).to(accelerator.device)
+    if last_layers:
+        _free_last_layers(model, last_layers)
     tuned = _add_lora(model, lora, config.seed) if lora else model
     chat = ChatTokens.from_tokenizer(processor.tokenizer)
     task = AnswersTask(
@@ -87,7 +101,18 @@ def train_answers(
     done = train(out, task, layer, batch_at, config, accelerator=accelerator, resume=resume, about=about, say=say)
     if lora and accelerator.is_main_process:
         tuned.save_pretrained(done / "adapter")
+    if last_layers and accelerator.is_main_process:
+        model.save_pretrained(done / "base")
+        processor.save_pretrained(done / "base")
     return done
+
+
+def _free_last_layers(model: Any, count: int) -> None:
+    """Let the last layers of the language model learn."""
+    layers = open_family(model).inner.language_model.layers
+    if count > len(layers):
+        raise ValueError(f"`last_layers` must be at most {len(layers)} for this model, got {count}")
+    layers[-count:].requires_grad_(True)
 
 
 def _add_lora(model: Any, rank: int, seed: int) -> Any:

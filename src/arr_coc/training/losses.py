@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-WEIGHTS = {"dice": 1.0, "bce": 1.0, "mse": 0.5, "rank": 1.0, "order": 0.5, "explore": 0.1}
+WEIGHTS = {"dice": 1.0, "bce": 1.0, "mse": 0.5, "rank": 1.0, "beside": 0.5, "order": 1.0, "explore": 0.1}
 
 
 def proxy_losses(logits: Tensor, target: Tensor) -> dict[str, Tensor]:
@@ -18,8 +18,9 @@ def proxy_losses(logits: Tensor, target: Tensor) -> dict[str, Tensor]:
 
     Args:
         logits (`Tensor` of shape `[B, N]`): relevance, sharpened.
-        target (`Tensor` of shape `[B, N]`): in [0, 1], above 0.5 what had to be looked at; a row of zeros is a
-            question about something that is not there.
+        target (`Tensor` of shape `[B, N]`): in [0, 1]: above 0.5 what had to be looked at, above 0.4 what lies beside
+            it, below 0.3 nothing in particular, 0 other things; a row of zeros is a question about something that is
+            not there.
 
     Example:
 
@@ -35,9 +36,11 @@ def proxy_losses(logits: Tensor, target: Tensor) -> dict[str, Tensor]:
     """
     probability = torch.sigmoid(logits)
     inside = (target > 0.5).float()
+    beside = ((target > 0.4) & (target <= 0.5)).float()
     present = inside.amax(dim=1)  # [B]
     both = (probability * inside).sum(dim=1)
     dice = 1 - (2 * both + 1) / (probability.sum(dim=1) + inside.sum(dim=1) + 1)
+    nothing = ((target > 0) & (target < 0.3)).float()
     # what is inside, what was not asked for, and the rest count alike, however small they are
     other = ((target == 0) & (present[:, None] > 0)).float()
     groups = torch.stack([inside, other, 1 - inside - other], dim=1)  # [B, 3, N]
@@ -49,20 +52,21 @@ def proxy_losses(logits: Tensor, target: Tensor) -> dict[str, Tensor]:
         "bce": bce.mean(),
         "mse": mse.mean(),
         "rank": (_ranking(logits, inside) * present).mean(),
-        "order": _order(logits, other, 1 - inside - other).mean(),
+        "beside": (_ranking(logits.masked_fill(inside > 0, -1e4), beside) * present).mean(),
+        "order": _order(logits, other, nothing).mean(),
     }
 
 
 def _ranking(logits: Tensor, inside: Tensor) -> Tensor:
-    """How far `[B]` the cells inside are below the best ones outside: cross-entropy of each against all outside."""
+    """How far `[B]` cells are below the best of the others: cross-entropy of each against all of those."""
     outside = torch.logsumexp(logits.masked_fill(inside > 0, -torch.inf), dim=1, keepdim=True)  # [B, 1]
     missing = F.softplus(outside.clamp(min=-1e4) - logits)  # -log(inside / (inside + all outside))
     return (missing * inside).sum(dim=1) / inside.sum(dim=1).clamp(min=1)
 
 
-def _order(logits: Tensor, other: Tensor, rest: Tensor) -> Tensor:
+def _order(logits: Tensor, other: Tensor, nothing: Tensor) -> Tensor:
     """How far `[B]` other things are above the mean of what is nothing in particular."""
-    mean = (logits * rest).sum(dim=1, keepdim=True) / rest.sum(dim=1, keepdim=True).clamp(min=1)
+    mean = (logits * nothing).sum(dim=1, keepdim=True) / nothing.sum(dim=1, keepdim=True).clamp(min=1)
     return (F.softplus(logits - mean + 1) * other).sum(dim=1) / other.sum(dim=1).clamp(min=1)
 
 
