@@ -479,7 +479,7 @@ def test_ask_tells_of_conversions_beside_its_output(pictures):
     assert json.loads(result.stdout)["model"] == "embedded"
     assert result.stderr.splitlines() == [
         "The picture is transparent and was laid on white.",
-        "The picture was resized from 1600x800 to 704x352 pixels, whole tokens.",
+        "The picture was resized from 1600x800 to 1440x704 pixels, whole tokens.",
     ]
 
 

@@ -73,6 +73,22 @@ def test_it_understands_strangers(vlm):
 
 
 @pytest.mark.parametrize(
+    ("name", "question", "wanted"),
+    [
+        ("page.png", "which total is written here?", "$20.10"),
+        ("needle.png", "what does the sign next to the black ring say?", "FTXDQB"),
+        ("cat.jpg", "is there a cat?", "yes"),
+        ("cat.jpg", "is there a dog?", "no"),
+        ("coffee.jpg", "is there a cup?", "yes"),
+        ("../astronaut.jpg", "is there a person?", "yes"),
+    ],
+)
+def test_it_answers_about_the_example_pictures(vlm, name, question, wanted):
+    examples = Path(EMBEDDED_MODEL).parent / "examples"
+    assert vlm.answer(str(examples / name), question, mode="full").text == wanted
+
+
+@pytest.mark.parametrize(
     "question", ["Who was Napoleon?", "?", "é漢字", "x" * 500, "why", "how many giraffes are there?", "READ 12 !!"]
 )
 def test_a_question_outside_its_scope_gets_some_answer(vlm, question):

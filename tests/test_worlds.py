@@ -299,15 +299,17 @@ def test_the_command_draws_a_sheet(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "world", "kind", "index"),
+    ("name", "world", "kind", "index", "size"),
     [
-        ("shapes", "scenes", "read", 702),
-        ("camouflage", "camouflage", "camouflage", 706),
-        ("splatter", "void", "void_read", 704),
+        ("shapes", "scenes", "read", 702, (448, 320)),
+        ("camouflage", "camouflage", "camouflage", 706, (448, 320)),
+        ("splatter", "void", "void_read", 704, (448, 320)),
+        ("page", "pages", None, 710, (640, 832)),
+        ("needle", "needles", None, 700, (1024, 1024)),
     ],
 )
-def test_the_example_pictures_are_what_their_seeds_draw(name, world, kind, index):
-    drawn = make_sample(world, split_seed("validation", index), kind, (448, 320)).picture
+def test_the_example_pictures_are_what_their_seeds_draw(name, world, kind, index, size):
+    drawn = make_sample(world, split_seed("validation", index), kind, size).picture
     with Image.open(files("arr_coc") / "assets" / "examples" / f"{name}.png") as kept:
         difference = np.abs(np.asarray(kept, dtype=int) - np.asarray(drawn, dtype=int))
     assert difference.mean() < 1

@@ -132,6 +132,8 @@ class Trainer:
         model.generation_config.update(
             eos_token_id=self.tokenizer.eos_token_id, pad_token_id=self.tokenizer.pad_token_id
         )
+        for part in (model.config.text_config, model.config.vision_config):
+            part.dtype = torch.bfloat16  # not that of the weights it went on from
         model.save_pretrained(aside, max_shard_size="11MB")
         save_processor(self.processor, aside)
         (aside / "curve.json").write_text(json.dumps(curve, indent=0) + "\n")

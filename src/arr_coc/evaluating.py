@@ -26,6 +26,7 @@ def answer_samples(
     budget: Budget | None = None,
     batch_size: int = 16,
     max_new_tokens: int = 16,
+    query_layers: int = 0,
 ) -> list[str]:
     """Answers to samples, greedily, in batches.
 
@@ -37,6 +38,7 @@ def answer_samples(
             [`OracleSelector`] gets the samples' boxes.
         budget (`int`, `float` or `"auto"`, *optional*): visual tokens per picture.
         batch_size, max_new_tokens (`int`, *optional*): how many at once, and how long an answer may be.
+        query_layers (`int`, *optional*, defaults to 0): as in [`~arr_coc.prepare`].
     """
     answers: list[str] = []
     stream = iter(samples)
@@ -56,7 +58,7 @@ def answer_samples(
         if selector is None:
             out = model.generate(**inputs, **options)
         else:
-            with attach(model, selector, budget=budget, chat=chat, on_error="raise"):
+            with attach(model, selector, budget=budget, chat=chat, query_layers=query_layers, on_error="raise"):
                 out = model.generate(**inputs, **options)
         new = out[:, inputs["input_ids"].shape[1] :]
         answers += [text.strip() for text in processor.batch_decode(new, skip_special_tokens=True)]

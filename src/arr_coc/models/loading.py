@@ -28,9 +28,10 @@ logger = logging.getLogger(__name__)
 
 # What the embedded model was made for, in one line.
 SCOPE = (
-    "the embedded model knows drawn scenes of 128 to 512 pixels a side: colors, counts, sides and sizes of shapes, "
-    "capitals and digits to read, and what is odd, asked in small letters about one picture; anything else gets an "
-    "answer, but not a true one"
+    "the embedded model knows drawn scenes, pages and signs, and something of photographs, of 128 to 1024 pixels a "
+    "side: colors, counts, sides and sizes of shapes, capitals and digits to read, what is odd, values and titles of "
+    "forms, and whether there is a dog, asked in small letters about one picture; anything else gets an answer, but "
+    "not a true one"
 )
 _HUB = ("revision", "cache_dir", "local_files_only", "token")
 

@@ -12,6 +12,9 @@ from torch import Tensor
 
 WEIGHTS = {"dice": 1.0, "bce": 1.0, "mse": 0.5, "rank": 1.0, "beside": 0.5, "order": 1.0, "explore": 0.1}
 
+# How much a question about something that is not there counts: it says little about where to look for what is.
+ABSENT = 0.2
+
 
 def proxy_losses(logits: Tensor, target: Tensor) -> dict[str, Tensor]:
     """Losses of relevance against targets.
@@ -38,6 +41,7 @@ def proxy_losses(logits: Tensor, target: Tensor) -> dict[str, Tensor]:
     inside = (target > 0.5).float()
     beside = ((target > 0.4) & (target <= 0.5)).float()
     present = inside.amax(dim=1)  # [B]
+    counts = present + ABSENT * (1 - present)
     both = (probability * inside).sum(dim=1)
     dice = 1 - (2 * both + 1) / (probability.sum(dim=1) + inside.sum(dim=1) + 1)
     nothing = ((target > 0) & (target < 0.3)).float()
@@ -49,8 +53,8 @@ def proxy_losses(logits: Tensor, target: Tensor) -> dict[str, Tensor]:
     mse = ((probability - target).square() * balance).sum(dim=1)
     return {
         "dice": (dice * present).mean(),
-        "bce": bce.mean(),
-        "mse": mse.mean(),
+        "bce": (bce * counts).mean(),
+        "mse": (mse * counts).mean(),
         "rank": (_ranking(logits, inside) * present).mean(),
         "beside": (_ranking(logits.masked_fill(inside > 0, -1e4), beside) * present).mean(),
         "order": _order(logits, other, nothing).mean(),

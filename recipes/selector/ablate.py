@@ -1,0 +1,167 @@
+"""What each part of the layer is worth: train stage 1 without it, on the same data, and measure.
+
+python recipes/selector/ablate.py --expressions refexp --out recipes/selector/ablation.json
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from check import SIZES, look
+
+from arr_coc import ARRCOCConfig, ARRCOCLayer
+from arr_coc.config import EMBEDDED
+from arr_coc.evaluating import answer_samples, exact_match
+from arr_coc.models.loading import load_model, load_processor
+from arr_coc.saving import write_aside
+from arr_coc.training.batches import Schedule, Source
+from arr_coc.training.examples import Shown, expression_examples, world_examples
+from arr_coc.training.features import INDEX, Features, features_key, weights_key, write_features
+from arr_coc.training.loop import LoopConfig, open_accelerator, train
+from arr_coc.training.proxy import ProxyTask
+from arr_coc.training.sources import open_source
+from arr_coc.worlds import make_sample, split_seed
+
+BUDGET = 0.125
+Change = Callable[[ARRCOCLayer], None]
+
+
+def only(place: int) -> Change:
+    """One scorer alone: the maps of the others are flat."""
+
+    def change(layer: ARRCOCLayer) -> None:
+        weigh = layer.balancer.forward
+
+        def forward(information: Any, perspectival: Any, participation: Any) -> Any:
+            flat = [0 * information, 0 * perspectival, participation._replace(score=0 * participation.score)]
+            flat[place] = (information, perspectival, participation)[place]
+            return weigh(*flat)
+
+        layer.balancer.forward = forward  # type: ignore[method-assign]
+
+    return change
+
+
+def equal_weights(layer: ARRCOCLayer) -> None:
+    """Neither question nor picture moves the three weights."""
+    balancer = layer.balancer
+    with torch.no_grad():
+        balancer.gain.zero_()
+    balancer.gain.requires_grad_(False)
+    keep = torch.tensor([0.0] * 3 + [1.0] * 3)
+    balancer.neutral.register_hook(lambda gradient: gradient * keep)
+    balancer.correction[-1].weight.register_hook(lambda gradient: gradient * keep[:, None])
+
+
+def no_gestalt(layer: ARRCOCLayer) -> None:
+    """The balancer does not see the mean token."""
+    weigh = layer.balancer.forward
+
+    def forward(information: Any, perspectival: Any, participation: Any) -> Any:
+        return weigh(information, perspectival, participation._replace(gestalt=0 * participation.gestalt))
+
+    layer.balancer.forward = forward  # type: ignore[method-assign]
+
+
+def mean_query(layer: ARRCOCLayer) -> None:
+    """Cells meet the mean of the words, not each of them."""
+    score = layer.participatory.forward
+
+    def forward(texture: Any, tokens: Any, words: Any, grid: Any, word_mask: Any = None) -> Any:
+        mask = torch.ones(words.shape[:2], device=words.device) if word_mask is None else word_mask.to(words.dtype)
+        mean = (words * mask[..., None]).sum(dim=1, keepdim=True) / mask.sum(dim=1)[:, None, None].clamp(min=1)
+        return score(texture, tokens, mean, grid, None)
+
+    layer.participatory.forward = forward  # type: ignore[method-assign]
+
+
+def everything(layer: ARRCOCLayer) -> None:
+    """Nothing is changed."""
+
+
+# name: how the layer is changed, its channels, layers that read the question first
+VARIANTS: dict[str, tuple[Change, str, int]] = {
+    "everything": (everything, "full", 0),
+    "information alone": (only(0), "full", 0),
+    "perspectival alone": (only(1), "full", 0),
+    "participatory alone": (only(2), "full", 0),
+    "fixed equal weights": (equal_weights, "full", 0),
+    "no gestalt context": (no_gestalt, "full", 0),
+    "mean query": (mean_query, "full", 0),
+    "core channels": (everything, "core", 0),
+    "query_layers 2": (everything, "full", 2),
+}
+
+
+def sources(expressions: Path) -> dict[str, Iterator[Shown]]:
+    """What is learned from, and what is measured on."""
+    worlds = ["scenes", "camouflage"]
+    return {
+        "scenes": open_source("scenes", 800),
+        "camouflage": open_source("camouflage", 300),
+        "pages": open_source("pages", 160),
+        "expressions": islice(expression_examples(expressions / "train.jsonl.gz"), 1500),
+        "held worlds": world_examples(worlds, 160, "validation", 0, [(512, 512)]),
+        "held pages": world_examples(["pages"], 40, "validation", 0, [(768, 768)]),
+        "held expressions": expression_examples(expressions / "val.jsonl.gz"),
+    }
+
+
+def main(
+    expressions: Annotated[Path, typer.Option(help="Folder with train.jsonl.gz and val.jsonl.gz, and pictures.")],
+    base: Annotated[str, typer.Option(help="Directory of the model.")] = EMBEDDED,
+    steps: Annotated[int, typer.Option(help="Of the optimizer.")] = 600,
+    n: Annotated[int, typer.Option(help="Samples of a world to ask about.")] = 60,
+    cache: Annotated[Path, typer.Option(help="Where features are kept.")] = Path("runs/features"),
+    runs: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs/ablation"),
+    out: Annotated[Path | None, typer.Option(help="Where the JSON goes; rows already there are kept.")] = None,
+) -> None:
+    model, processor = load_model(base, dtype=torch.float32), load_processor(base)
+    key = weights_key(model)
+    asked = {
+        world: [make_sample(world, split_seed("validation", index), None, size) for index in range(n)]
+        for world, size in SIZES.items()
+    }
+    found: dict[str, Any] = {"steps": steps, "samples": n, "budget": BUDGET, "rows": {}}
+    if out is not None and out.exists():
+        found = json.loads(out.read_text())
+    for name, (change, channels, layers) in VARIANTS.items():
+        if name in found["rows"]:
+            continue
+        layer = ARRCOCLayer(ARRCOCConfig.for_model(model, channels=channels))
+        opened = {}
+        for source, shown in sources(expressions).items():
+            folder = cache / features_key(key, processor, layer, f"ablation {source}", layers)
+            if not (folder / INDEX).exists():
+                write_features(folder, model, processor, layer, shown, query_layers=layers)
+            opened[source] = Features(folder)
+        change(layer)
+        config = LoopConfig(steps=steps, batch_size=24)
+        learned = [Source(one, config.batch_size, 0) for source, one in opened.items() if "held" not in source]
+        schedule = Schedule(learned, [1.0] * len(learned), steps, 0)
+
+        def batch_at(step: int, schedule: Schedule = schedule) -> Any:
+            features, numbers = schedule.at(step)
+            return features.batch(numbers)
+
+        place = runs / name.replace(" ", "-")
+        train(place, ProxyTask(layer), layer, batch_at, config, accelerator=open_accelerator("cpu"))
+        layer.eval()
+        row = {source[5:]: look({"it": layer}, one)["it"] for source, one in opened.items() if "held" in source}
+        for world, samples in asked.items():
+            answers = answer_samples(model, processor, samples, layer, BUDGET, query_layers=layers)
+            row[f"{world} answered"] = round(exact_match(samples, answers), 4)
+        found["rows"][name] = row
+        print(name, row, flush=True)
+        if out is not None:
+            write_aside(out, json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,80 @@
+"""The five estimators, in stages 2 and 3, from the same start: what is answered before and after.
+
+python recipes/selector/estimators.py --start runs/short --out recipes/selector/estimators.json
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from arr_coc import ARRCOCLayer
+from arr_coc.config import EMBEDDED
+from arr_coc.evaluating import answer_samples, exact_match
+from arr_coc.models.loading import load_model, load_processor
+from arr_coc.saving import write_aside
+from arr_coc.training.answers_stage import train_answers
+from arr_coc.training.estimators import ESTIMATORS
+from arr_coc.training.loop import LoopConfig
+from arr_coc.worlds import make_sample, split_seed
+
+STAGES = {"answers": ("scenes", "camouflage"), "hard": ("camouflage", "crowded")}
+BUDGETS = (0.125, 0.06)
+PLAN = "0.06-0.25"
+
+
+def main(
+    start: Annotated[Path, typer.Option(help="The selector that all begin with.")],
+    base: Annotated[str, typer.Option(help="Directory of the model.")] = EMBEDDED,
+    steps: Annotated[int, typer.Option(help="Of the optimizer.")] = 100,
+    batch: Annotated[int, typer.Option(help="Questions of a step.")] = 16,
+    n: Annotated[int, typer.Option(help="Samples of a world to ask about.")] = 100,
+    runs: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs/estimators"),
+    out: Annotated[Path | None, typer.Option(help="Where the JSON goes; rows already there are kept.")] = None,
+) -> None:
+    model, processor = load_model(base, dtype=torch.float32), load_processor(base)
+    asked = {
+        world: [make_sample(world, split_seed("validation", index), None, (512, 512)) for index in range(n)]
+        for world in ("scenes", "camouflage")
+    }
+
+    def measure(selector: Path) -> dict[str, float]:
+        layer = ARRCOCLayer.from_pretrained(selector)
+        return {
+            f"{world} {budget}": round(exact_match(some, answer_samples(model, processor, some, layer, budget)), 4)
+            for world, some in asked.items()
+            for budget in BUDGETS
+        }
+
+    settings = {"steps": steps, "batch": batch, "budget": PLAN, "samples": n}
+    found: dict[str, Any] = {**settings, "start": measure(start), "stages": {}}
+    if out is not None and out.exists():
+        found = json.loads(out.read_text())
+    print("start", found["start"], flush=True)
+    for stage, data in STAGES.items():
+        rows = found["stages"].setdefault(stage, {})
+        for estimator in ESTIMATORS:
+            if estimator in rows:
+                continue
+            place = train_answers(
+                data, runs / f"{stage}-{estimator}", base, LoopConfig(steps=steps, batch_size=batch, rate=1e-3),
+                start=start, samples=steps * batch, estimator=estimator, budget=PLAN, hard=stage == "hard",
+            )  # fmt: skip
+            losses = [json.loads(line)["answer"] for line in (place / "log.jsonl").read_text().splitlines()]
+            part = max(1, len(losses) // 4)
+            rows[estimator] = {
+                "first loss": round(sum(losses[:part]) / part, 4),
+                "last loss": round(sum(losses[-part:]) / part, 4),
+                **measure(place),
+            }
+            print(stage, estimator, rows[estimator], flush=True)
+            if out is not None:
+                write_aside(out, json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)
