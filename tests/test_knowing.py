@@ -121,6 +121,24 @@ def test_two_matching_words_beat_one_although_the_mean_word_would_not():
     assert set(score.topk(3).indices.tolist()) == {10, 20, 30}
 
 
+def test_where_the_row_of_one_word_crosses_the_column_of_another_can_be_learned():
+    tokens, words = random_tokens(64), random_tokens(4, seed=1)
+    words[0, 1], words[0, 2] = tokens[0, 8 * 1 + 2], tokens[0, 8 * 5 + 6]
+    corners = {8 * 1 + 2, 8 * 5 + 6, 8 * 1 + 6, 8 * 5 + 2}
+    scorer = ParticipatoryScorer(CONFIG)
+    before = participate(tokens, words, scorer=scorer).score
+    assert set(before.flatten().topk(4).indices.tolist()) != corners
+    with torch.no_grad():
+        scorer.aligned[2] = 1.0
+    after = participate(tokens, words, scorer=scorer).score
+    assert set(after.flatten().topk(4).indices.tolist()) == corners
+    assert 0 <= after.min() <= after.max() <= 1
+    with torch.no_grad():
+        scorer.aligned.copy_(torch.tensor([1.0, 0.0, 0.0]))
+    rows = participate(tokens, words, scorer=scorer).score[0, 0].mean(dim=1)
+    assert set(rows.topk(2).indices.tolist()) == {1, 5}
+
+
 def test_padding_words_never_count():
     tokens, words = random_tokens(64), random_tokens(4, seed=1)
     padding = torch.cat([words, 100 * tokens[:, 5:8]], dim=1)  # would match cells 5 to 7 if it counted

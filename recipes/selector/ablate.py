@@ -81,6 +81,11 @@ def mean_query(layer: ARRCOCLayer) -> None:
     layer.participatory.forward = forward  # type: ignore[method-assign]
 
 
+def no_alignment(layer: ARRCOCLayer) -> None:
+    """Words do not light up their rows and columns."""
+    layer.participatory.aligned.requires_grad_(False)
+
+
 def everything(layer: ARRCOCLayer) -> None:
     """Nothing is changed."""
 
@@ -94,6 +99,7 @@ VARIANTS: dict[str, tuple[Change, str, int]] = {
     "fixed equal weights": (equal_weights, "full", 0),
     "no gestalt context": (no_gestalt, "full", 0),
     "mean query": (mean_query, "full", 0),
+    "no rows and columns": (no_alignment, "full", 0),
     "core channels": (everything, "core", 0),
     "query_layers 2": (everything, "full", 2),
 }

@@ -104,6 +104,7 @@ def expressions(layer: ARRCOCLayer, path: Path, features: Features) -> dict[str,
     categories = _categories(path)
     numbers = {(place.name, place.ask): number for number, place in enumerate(features.places)}
     for shown in expression_examples(path):
+        known = dict.fromkeys(box for one in shown.asks for box in one.boxes)
         for ask_number, one in enumerate(shown.asks):
             if (shown.name, ask_number) not in numbers:
                 continue  # could not be read
@@ -118,7 +119,7 @@ def expressions(layer: ARRCOCLayer, path: Path, features: Features) -> dict[str,
                 kept = torch.zeros_like(inside).scatter(1, rank.argsort(stable=True)[None, :count], True)
                 covered[name].append(float(coverage(kept, inside)))
             flat = relevance[0]
-            for other in one.others:
+            for other in known:
                 if _iou(other, one.boxes[0]) < 0.5:
                     there = cells_inside([other], rows, columns).flatten()
                     won = bool(flat[inside[0]].mean() > flat[there].mean())

@@ -1,4 +1,4 @@
-"""The five estimators, in stages 2 and 3, from the same start: what is answered before and after.
+"""The five estimators, in stages 2 and 3, from the same start; `none`, which cannot learn, shows where that was.
 
 python recipes/selector/estimators.py --start runs/short --out recipes/selector/estimators.json
 """
@@ -33,17 +33,19 @@ def main(
     steps: Annotated[int, typer.Option(help="Of the optimizer.")] = 100,
     batch: Annotated[int, typer.Option(help="Questions of a step.")] = 16,
     n: Annotated[int, typer.Option(help="Samples of a world to ask about.")] = 100,
+    only: Annotated[str, typer.Option(help="Only this one, as answers/gate: several can run side by side.")] = "",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     runs: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs/estimators"),
     out: Annotated[Path | None, typer.Option(help="Where the JSON goes; rows already there are kept.")] = None,
 ) -> None:
-    model, processor = load_model(base, dtype=torch.float32), load_processor(base)
+    model, processor = load_model(base, dtype=torch.float32).to(device), load_processor(base)
     asked = {
         world: [make_sample(world, split_seed("validation", index), None, (512, 512)) for index in range(n)]
         for world in ("scenes", "camouflage")
     }
 
     def measure(selector: Path) -> dict[str, float]:
-        layer = ARRCOCLayer.from_pretrained(selector)
+        layer = ARRCOCLayer.from_pretrained(selector).to(device)
         return {
             f"{world} {budget}": round(exact_match(some, answer_samples(model, processor, some, layer, budget)), 4)
             for world, some in asked.items()
@@ -51,18 +53,18 @@ def main(
         }
 
     settings = {"steps": steps, "batch": batch, "budget": PLAN, "samples": n}
-    found: dict[str, Any] = {**settings, "start": measure(start), "stages": {}}
+    found: dict[str, Any] = {**settings, "stages": {}}
     if out is not None and out.exists():
         found = json.loads(out.read_text())
-    print("start", found["start"], flush=True)
     for stage, data in STAGES.items():
         rows = found["stages"].setdefault(stage, {})
         for estimator in ESTIMATORS:
-            if estimator in rows:
+            if estimator in rows or only not in ("", f"{stage}/{estimator}"):
                 continue
             place = train_answers(
                 data, runs / f"{stage}-{estimator}", base, LoopConfig(steps=steps, batch_size=batch, rate=1e-3),
                 start=start, samples=steps * batch, estimator=estimator, budget=PLAN, hard=stage == "hard",
+                device=device,
             )  # fmt: skip
             losses = [json.loads(line)["answer"] for line in (place / "log.jsonl").read_text().splitlines()]
             part = max(1, len(losses) // 4)

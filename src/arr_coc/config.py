@@ -35,6 +35,7 @@ Grid = tuple[int, int, int]
 # The model that comes with the package: its name, and where it lies.
 EMBEDDED = "embedded"
 EMBEDDED_MODEL = str(Path(__file__).parent / "assets" / "embedded")
+EMBEDDED_SELECTOR = str(Path(__file__).parent / "assets" / "selector")
 
 CHANNEL_SETS: tuple[str, ...] = get_args(ChannelSet)
 

@@ -183,7 +183,7 @@ class ParticipatoryScorer(nn.Module):
     start that needs no training. Each word's mean over the picture is subtracted: a word that is everywhere points
     nowhere. Then maximum, mean and bounded sum over the words are mixed by learned weights, so that a cell which
     matches two words outranks one that matches one. A learned bilinear form of low rank, zero at first, corrects the
-    cosine from tokens and texture.
+    cosine from tokens and texture; words that were found may learn to light up their rows and columns.
 
     Example:
 
@@ -210,6 +210,8 @@ class ParticipatoryScorer(nn.Module):
         self.agree = nn.Parameter(torch.zeros(rank, rank))
         # maximum, mean, sum; a token between two words has a cosine of 0.7 with each, so that the sum counts most
         self.mix_logits = nn.Parameter(torch.tensor([0.0, 0.0, 1.2]))
+        # a word's row, its column, and where rows and columns of words cross
+        self.aligned = nn.Parameter(torch.zeros(3))
 
     def forward(
         self, texture: Tensor, tokens: Tensor, words: Tensor, grid: Grid, word_mask: Tensor | None = None
@@ -248,14 +250,27 @@ class ParticipatoryScorer(nn.Module):
         total = soft.sum(dim=1)
         ways = torch.stack([soft.amax(dim=1), total / amount.clamp(min=1), -torch.expm1(-total)], dim=-1)  # [B, N, 3]
         score = (ways @ torch.softmax(self.mix_logits, dim=0)).clamp(max=1)
+        score = self._align(score.view(batch, frames, rows, columns), soft.amax(dim=1))
         pull = pull.view(batch, count, frames, rows, columns)
         return Participation(
-            score=score.view(batch, frames, rows, columns),
+            score=score,
             pull=pull,
             match=_match(pull.detach(), amount[:, 0]),
             gestalt=gestalt,
             question=question,
         )
+
+    def _align(self, score: Tensor, found: Tensor) -> Tensor:
+        """Let words `[B, N]` that were found count along their rows and columns too, as far as was learned.
+
+        The value of a form stands in the row of its key, that of a table where the row of one word crosses the column
+        of another, and what is left of a thing in its row.
+        """
+        found = found.clamp(max=1).view_as(score)  # [B, t, h, w]
+        in_row, in_column = found.amax(dim=3, keepdim=True), found.amax(dim=2, keepdim=True)
+        row, column, both = self.aligned
+        lit = score + row * in_row + column * in_column + both * in_row * in_column
+        return (lit / (1 + self.aligned.abs().sum())).clamp(0, 1)
 
     @staticmethod
     def _to_cells(values: Tensor, grid: Grid, cells: tuple[int, int]) -> Tensor:

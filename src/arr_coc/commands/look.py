@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from arr_coc.balancing import SCORES, TENSIONS
-from arr_coc.config import EMBEDDED, ARRCOCConfig, Budget, Grid
+from arr_coc.config import EMBEDDED, EMBEDDED_SELECTOR, ARRCOCConfig, Budget, Grid
 from arr_coc.layer import ARRCOCLayer
 from arr_coc.models.family import open_family
 from arr_coc.models.loading import load_model, load_processor, quiet_loading
@@ -52,11 +52,9 @@ def look(
     opened = open_picture(path)
     with torch.inference_mode():
         seen = see(opened.image, question, model or EMBEDDED)
-        config = replace(seen.config, channels=channels)  # type: ignore[arg-type]  # checked above
-        output = ARRCOCLayer(config).eval()(
-            seen.tokens, seen.words, grid=seen.grid, picture=seen.picture, budget=budget, details=True
-        )
-    notes = [f"Tokens and words: {model or 'the embedded model'}. Selector: untrained layer."]
+        layer, name = _open_layer(seen.config, channels)
+        output = layer(seen.tokens, seen.words, grid=seen.grid, picture=seen.picture, budget=budget, details=True)
+    notes = [f"Tokens and words: {model or 'the embedded model'}. Selector: {name}."]
     notes += resized_note(opened.image.size, seen.image.size)
     notes += [f"The picture {note}." for note in opened.notes]
     if out is not None:
@@ -75,6 +73,15 @@ def look(
         "notes": notes,
         "sheet": None if out is None else str(out),
     }
+
+
+def _open_layer(config: ARRCOCConfig, channels: str) -> tuple[ARRCOCLayer, str]:
+    """The layer that was trained for the embedded model, or an untrained one, and what it is called."""
+    if config.base_model_name_or_path == EMBEDDED:
+        trained = ARRCOCLayer.from_pretrained(EMBEDDED_SELECTOR)
+        if trained.config.channels == channels:
+            return trained, "that of the embedded model"
+    return ARRCOCLayer(replace(config, channels=channels)).eval(), "untrained layer"  # type: ignore[arg-type]
 
 
 def see(image: Image.Image, question: str, directory: str) -> Seen:

@@ -177,7 +177,8 @@ class ARRCOCQwen(nn.Module):
             base (`str` or `Path`, *optional*): directory or Hub id of a supported model; of a selector, to open the
                 base it records. By default, and as `"embedded"`, the embedded model.
             selector (`str`, `Path` or selector, *optional*): a registered name, a directory, a Hub id, or a selector
-                itself. By default the untrained layer, which is said in the log.
+                itself. By default the one that comes with the embedded model; for others the untrained layer, which
+                is said in the log.
             mode, budget, query_layers, on_error: as in [`prepare`].
             dtype, device_map, attn_implementation, revision: of the base, as in transformers; the embedded model is
                 opened in float32 unless a dtype is named.

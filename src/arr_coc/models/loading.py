@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers.utils.import_utils import is_torchvision_available
 
-from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, ARRCOCConfig
+from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, EMBEDDED_SELECTOR, ARRCOCConfig
 from arr_coc.layer import ARRCOCLayer
 from arr_coc.models.family import Family, family_class
 from arr_coc.saving import CONFIG_NAME, UnreachableError, find_file
@@ -133,7 +133,8 @@ def find_base(
         if selector is not None or recorded_base(base, **hub) is None:
             return base, selector
         selector = base
-    if selector is None or isinstance(selector, TokenSelector | PictureSelector) or str(selector) in list_selectors():
+    named = [*list_selectors(), EMBEDDED]
+    if selector is None or isinstance(selector, TokenSelector | PictureSelector) or str(selector) in named:
         return EMBEDDED, selector
     if not isinstance(selector, str | Path):
         raise TypeError(f"`selector` must be a name, a directory, a Hub id or a selector, got {selector!r}")
@@ -151,8 +152,8 @@ def _is_bare_name(place: str | Path) -> bool:
 
 def _check_place(selector: str | Path) -> None:
     """Refuse what is neither the name of a selector, nor a directory, nor has the form of a Hub id."""
-    if _is_bare_name(selector):
-        names = ", ".join(list_selectors())
+    if _is_bare_name(selector) and str(selector) != EMBEDDED:
+        names = ", ".join([*list_selectors(), EMBEDDED])
         raise ValueError(f"no selector is named {str(selector)!r}; there are {names}, or a directory, or a Hub id")
 
 
@@ -161,11 +162,14 @@ def load_selector(selector: str | Path | Selector | None, model: nn.Module, **hu
 
     Args:
         selector (`str`, `Path` or selector, *optional*): a registered name, a directory, a Hub id, or a selector
-            itself; None is the untrained layer.
+            itself; `"embedded"` is the one that was trained for the embedded model, `"arr-coc"` an untrained layer.
+            None is the first for that model, the second for others.
         model (`nn.Module`): the model whose tokens it will choose.
         hub: as in [`load_processor`].
     """
     opened: Any
+    if selector is None and getattr(model.config, "name_or_path", None) == EMBEDDED_MODEL:
+        selector = EMBEDDED
     if selector is None:
         _say_untrained()
         selector = "arr-coc"
@@ -179,7 +183,8 @@ def load_selector(selector: str | Path | Selector | None, model: nn.Module, **hu
         opened = create_selector(str(selector))
     else:
         _check_place(selector)
-        opened = ARRCOCLayer.from_pretrained(selector, **hub)
+        place = EMBEDDED_SELECTOR if str(selector) == EMBEDDED else selector
+        opened = ARRCOCLayer.from_pretrained(place, **hub)
     for part in (opened, getattr(opened, "beside", None)):
         if isinstance(part, ARRCOCLayer):
             width, wanted = part.config.hidden_size, ARRCOCConfig.for_model(model).hidden_size

@@ -43,7 +43,9 @@ class Ask:
         question (`str`): or a name, or an expression.
         boxes (`tuple[Box, ...]`): in shares of the picture's sides; none if what is asked for is not there.
         kind (`str`): of the question, for tables.
-        others (`tuple[Box, ...]`): things that were not asked for, which matter less than nothing in particular.
+        others (`tuple[Box, ...]`): what only distracts, and matters less than nothing in particular. Things that may
+            be meant as long as the question is not understood, as other lines of a page or other people in a
+            photograph, are better left out.
         gaze (`Path`, *optional*): a grayscale picture of where people looked, instead of boxes.
     """
 
@@ -99,7 +101,8 @@ def world_examples(
         place = split_seed(split, seed + index)
         sample = make_sample(world, place, kind or None, size)
         width, height = sample.picture.size
-        things = draw_scene(world, place, kind or None, size).things
+        # on a page that is not understood, other lines are where the answer may be
+        things = () if world == "pages" else draw_scene(world, place, kind or None, size).things
         scale = np.array([width, height, width, height])
         boxes = (clip_box((np.array(thing.box) / scale).tolist()) for thing in things)
         ask = Ask(sample.question, sample.boxes, sample.kind, tuple(box for box in boxes if box is not None))
@@ -130,10 +133,7 @@ def coco_examples(folder: str | Path, seed: int = 0, most: int = 4, absent: int 
         present = rng.sample(sorted(boxes), min(most, len(boxes)))
         drawn = rng.choices(list(frequencies), list(frequencies.values()), k=4 * absent)
         others = [name for name in drawn if name not in boxes and name not in photo.crowds]
-        asks = [
-            Ask(_say(rng, name), tuple(boxes[name]), "class", tuple(box for own in boxes.values() for box in own))
-            for name in present
-        ]
+        asks = [Ask(_say(rng, name), tuple(boxes[name]), "class") for name in present]
         asks += [Ask(_say(rng, name), (), "absent") for name in others[:absent]]
         yield Shown(str(photo.path), _opener(photo.path), tuple(asks))
 
@@ -146,8 +146,7 @@ def expression_examples(path: str | Path, pictures: str | Path | None = None) ->
     """Referring expressions, JSON lines of `image`, `expression`, `box` in shares of the sides, perhaps `category`."""
     for name, rows in read_rows(path, ("image", "expression", "box")).items():
         clipped = [(str(row["expression"]), clip_box(row["box"])) for row in rows]
-        known = tuple(dict.fromkeys(box for _, box in clipped if box is not None))
-        asks = [Ask(text, (box,), "expression", known) for text, box in clipped if box is not None]
+        asks = [Ask(text, (box,), "expression") for text, box in clipped if box is not None]
         place = Path(pictures or Path(path).parent) / name
         yield Shown(str(place), _opener(place), tuple(asks))
 

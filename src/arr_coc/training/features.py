@@ -258,11 +258,12 @@ class Features:
 
 
 def weights_key(model: Any) -> str:
-    """A short name for the weights of a model; every one of them is read, so ask once."""
-    sums = [
-        (name, tuple(value.shape), float(value.float().sum())) for name, value in sorted(model.state_dict().items())
-    ]
-    return _digest(sums)
+    """A short name for the weights of a model; every byte of them is read, so ask once."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]
 
 
 def features_key(weights: str, processor: Any, layer: ARRCOCLayer, source: str, *parts: object) -> str:
