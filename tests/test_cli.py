@@ -461,7 +461,7 @@ def ask_embedded(*arguments):
 def test_ask_says_what_happened_in_every_mode():
     pruned = ask_embedded("--overlay", "seen.png", "-v")
     assert pruned.stdout.startswith("WZZTC\n")
-    assert rows_of(pruned.stdout[6:])["model"] == "embedded, selector arr-coc (untrained)"
+    assert rows_of(pruned.stdout[6:])["model"] == "embedded, selector embedded (trained)"
     assert pruned.stderr == SCOPE + "\n"
     full = ask_embedded("--mode", "full")
     assert full.stdout.startswith("WZZTC\n")

@@ -391,14 +391,19 @@ def test_the_target_orders_boxes_surroundings_nothing_and_other_things():
     assert levels == sorted(levels, reverse=True)
     assert len(set(map(float, levels))) == 4
     assert (target > 0.5).sum() == 4
+    both = make_target(Ask("dog", ask.boxes, alike=((0.0, 0.0, 0.25, 0.25), (0.75, 0.75, 1.0, 1.0))), (1, 8, 8))
+    assert (both[:2, :2] == 1).all()
+    assert target[7, 7] < both[7, 7] < both[5, 5]  # less than nothing in particular, more than what distracts
     assert make_target(Ask("cow", others=ask.others), (1, 8, 8)).sum() == 0  # not there: nothing matters
 
 
 def test_losses_ask_for_the_order_and_the_place():
-    target = make_target(Ask("dog", ((0, 0, 0.5, 0.5),), others=((0.5, 0.5, 1, 1),)), (1, 8, 8)).view(1, -1)
+    boxes = {"others": ((0.75, 0.75, 1, 1),), "alike": ((0.75, 0, 1, 0.25),)}
+    target = make_target(Ask("dog", ((0, 0, 0.5, 0.5),), **boxes), (1, 8, 8)).view(1, -1)
     good = 20 * (target - 0.5)
     bad = {
         "flat": torch.zeros_like(good), "elsewhere": good.flip(1), "other things": torch.where(target == 0, 3, good),
+        "what is alike": torch.where((target > 0.05) & (target < 0.15), 12, good),
         "nothing beside": torch.where((target > 0.4) & (target < 0.5), -8, good),
     }  # fmt: skip
     best = total(proxy_losses(good, target))

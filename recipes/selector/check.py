@@ -14,16 +14,18 @@ import torch
 import typer
 
 from arr_coc import ARRCOCLayer, ARRCOCQwen, create_selector
+from arr_coc.balancing import SCORES, TENSIONS
 from arr_coc.config import EMBEDDED
 from arr_coc.evaluating import answer_samples, exact_match
 from arr_coc.metrics import cells_inside, coverage, overlap
 from arr_coc.models.loading import load_selector
+from arr_coc.saving import write_aside
+from arr_coc.texture import CHANNELS
 from arr_coc.training.examples import clip_box, coco_examples, expression_examples, read_rows, world_examples
 from arr_coc.training.features import INDEX, Features, features_key, weights_key, write_features
 from arr_coc.training.proxy import judge_batch
 from arr_coc.worlds import draw_scene, make_sample, split_seed
 
-BUDGETS = (0.25, 0.125, 0.06)
 SHARES = {0.25: 0.97, 0.125: 0.95, 0.06: 0.92}  # of the oracle's answers, at least
 SIZES = {"scenes": (512, 512), "camouflage": (512, 512), "pages": (768, 768)}
 BLIND = ("random", "grid", "centre")
@@ -53,7 +55,7 @@ def look(layers: dict[str, ARRCOCLayer], features: Features) -> dict[str, float]
     return {name: round(sum(values) / len(values), 4) for name, values in found.items()}
 
 
-def ask(vlm: ARRCOCQwen, selectors: dict[str, Any], n: int) -> dict[str, Any]:
+def ask(vlm: ARRCOCQwen, selectors: dict[str, Any], n: int, budgets: list[float]) -> dict[str, Any]:
     """Share of exact answers by budget and selector, and the selector's share of the oracle's."""
     samples = {
         world: [make_sample(world, split_seed("test", FIRST + index), None, size) for index in range(n)]
@@ -62,7 +64,7 @@ def ask(vlm: ARRCOCQwen, selectors: dict[str, Any], n: int) -> dict[str, Any]:
     together = [sample for some in samples.values() for sample in some]
     model, processor = vlm.model, vlm.processor
     found: dict[str, Any] = {"full": exact_match(together, answer_samples(model, processor, together))}
-    for budget in BUDGETS:
+    for budget in budgets:
         row: dict[str, Any] = {}
         for name, selector in selectors.items():
             right = {
@@ -150,14 +152,29 @@ def _iou(one: Any, other: Any) -> float:
     return across * down / (areas - across * down)
 
 
-def weights_by_kind(layer: ARRCOCLayer, features: Features) -> dict[str, list[float]]:
-    """Mean weights of information, perspectival, participatory for each kind of question."""
+def discovered(layer: ARRCOCLayer, features: Features) -> dict[str, Any]:
+    """What training made of the weights that have a meaning: by kind of question, and for all."""
     found: dict[str, list[torch.Tensor]] = defaultdict(list)
     for number, place in enumerate(features.places):
         batch = features.batch([number])
         with torch.no_grad():
-            found[place.kind].append(judge_batch(layer, batch).balance.weights[0])
-    return {kind: [round(float(v), 3) for v in torch.stack(rows).mean(dim=0)] for kind, rows in found.items()}
+            balance = judge_batch(layer, batch).balance
+        found[place.kind].append(torch.cat([balance.weights[0], balance.tensions[0]]))
+    means = {kind: torch.stack(rows).mean(dim=0).tolist() for kind, rows in found.items()}
+    names = list(CHANNELS[layer.config.channels])
+    shares = torch.softmax(layer.information.channel_logits.detach(), dim=0)
+    order = shares.argsort(descending=True)[:6].tolist()
+    return {
+        "by kind": {
+            kind: {name: round(value, 3) for name, value in zip((*SCORES, *TENSIONS), row, strict=True)}
+            for kind, row in means.items()
+        },
+        "channels": {names[place]: round(float(shares[place]), 3) for place in order},
+        "words": [round(float(share), 3) for share in torch.softmax(layer.participatory.mix_logits.detach(), dim=0)],
+        "rows, columns, both": [round(float(share), 3) for share in layer.participatory.aligned],
+        "gain": [round(float(gain), 3) for gain in layer.balancer.gain],
+        "steepness, offset": [round(float(value), 3) for value in (layer.allocator.steepness, layer.allocator.offset)],
+    }
 
 
 def main(
@@ -166,39 +183,55 @@ def main(
     n: Annotated[int, typer.Option(help="Samples of a world to ask about.")] = 200,
     photos: Annotated[Path | None, typer.Option(help="Folder of photographs in COCO format.")] = None,
     expressions_file: Annotated[Path | None, typer.Option("--expressions", help="JSON lines of expressions.")] = None,
+    parts: Annotated[str, typer.Option(help="Which parts, with commas.")] = "looking,camouflage,answers",
+    budgets: Annotated[str, typer.Option(help="Shares of the tokens, with commas.")] = "0.25,0.125,0.06",
     cache: Annotated[Path, typer.Option(help="Where features are kept.")] = Path("runs/features"),
     out: Annotated[Path | None, typer.Option(help="Where the JSON goes.")] = None,
 ) -> None:
     vlm = ARRCOCQwen.from_pretrained(base, str(selector), dtype=torch.float32)
     untrained = load_selector("arr-coc", vlm.model)
     layers = {"selector": vlm.selector, "untrained": untrained}
+    found: dict[str, Any] = json.loads(out.read_text()) if out is not None and out.exists() else {}
+    found["samples"] = n
+    if "looking" in parts:
+        found |= looking(vlm, layers, n, photos, expressions_file, cache)
+    shares = [float(share) for share in budgets.split(",")]
+    if "camouflage" in parts:
+        found.setdefault("camouflage", {}).update({str(share): camouflage(vlm, n, share) for share in shares})
+        print("camouflage", found["camouflage"], flush=True)
+    if "answers" in parts:
+        others = {name: create_selector(name) for name in ("oracle", *BLIND, "downsample")}
+        found.setdefault("answers", {}).update(ask(vlm, {**layers, **others}, n, shares))
+    if out is not None:
+        write_aside(out, json.dumps(found, indent=1) + "\n")
+
+
+def looking(
+    vlm: ARRCOCQwen, layers: dict[str, ARRCOCLayer], n: int, photos: Path | None, expressed: Path | None, cache: Path
+) -> dict[str, Any]:
+    """Where it looks: overlap beside chance and the untrained layer, expressions, and what was discovered."""
     worlds = ["scenes", "camouflage", "pages"]
     sources = {"worlds": lambda: world_examples(worlds, 3 * n, "test", FIRST, [(512, 512)])}
     if photos is not None:
         sources["photos"] = lambda: coco_examples(photos, absent=0)
-    if expressions_file is not None:
-        sources["expressions"] = lambda: expression_examples(expressions_file)
-    found: dict[str, Any] = {"samples": n, "overlap": {}}
+    if expressed is not None:
+        sources["expressions"] = lambda: expression_examples(expressed)
+    found: dict[str, Any] = {"overlap": {}}
     features, weights = {}, weights_key(vlm.model)
     for name, open_examples in sources.items():
-        place = str({"photos": photos, "expressions": expressions_file}.get(name, name))
-        folder = cache / features_key(weights, vlm.processor, untrained, place, n, "check")
+        place = str({"photos": photos, "expressions": expressed}.get(name, name))
+        folder = cache / features_key(weights, vlm.processor, layers["untrained"], place, n, "check")
         if not (folder / INDEX).exists():
-            write_features(folder, vlm.model, vlm.processor, untrained, open_examples())
+            write_features(folder, vlm.model, vlm.processor, layers["untrained"], open_examples())
         features[name] = Features(folder)
         found["overlap"][name] = look(layers, features[name])
         print("overlap", name, found["overlap"][name], flush=True)
-    if expressions_file is not None:
-        found["expressions"] = expressions(vlm.selector, expressions_file, features["expressions"])
+    if expressed is not None:
+        found["expressions"] = expressions(layers["selector"], expressed, features["expressions"])
         print("expressions", found["expressions"], flush=True)
-    found["weights"] = weights_by_kind(vlm.selector, features["worlds"])
-    print("weights", found["weights"], flush=True)
-    found["camouflage"] = {str(budget): camouflage(vlm, n, budget) for budget in BUDGETS}
-    print("camouflage", found["camouflage"], flush=True)
-    others = {name: create_selector(name) for name in ("oracle", *BLIND, "downsample")}
-    found["answers"] = ask(vlm, {**layers, **others}, n)
-    if out is not None:
-        out.write_text(json.dumps(found, indent=1) + "\n")
+    found["discovered"] = discovered(layers["selector"], features["worlds"])
+    print("discovered", found["discovered"], flush=True)
+    return found
 
 
 if __name__ == "__main__":

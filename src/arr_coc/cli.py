@@ -253,9 +253,9 @@ def _print_answer(facts: dict[str, Any], overlay: Path | None) -> None:
     table.add_row("tokens", f"{facts['tokens']['used']} of {facts['tokens']['full']}{budget}")
     table.add_row("strategy", f"{facts['strategy']}: {facts['reason']}")
     table.add_row("time", ", ".join(f"{name} {value:.0f} ms" for name, value in facts["timings_ms"].items()))
-    # a trained one has a place of its own
     name = facts["selector"]
-    chosen = {None: "no selector", "arr-coc": "selector arr-coc (untrained)"}.get(name, f"selector {name}")
+    known = {None: "no selector", "arr-coc": "selector arr-coc (untrained)", "embedded": "selector embedded (trained)"}
+    chosen = known.get(name, f"selector {name}")  # others have a place of their own
     table.add_row("model", f"{facts['model']}, {chosen}")
     console.print(table)
     if overlay is not None:

@@ -269,7 +269,7 @@ class ParticipatoryScorer(nn.Module):
         found = found.clamp(max=1).view_as(score)  # [B, t, h, w]
         in_row, in_column = found.amax(dim=3, keepdim=True), found.amax(dim=2, keepdim=True)
         row, column, both = self.aligned
-        lit = score + row * in_row + column * in_column + both * in_row * in_column
+        lit: Tensor = score + row * in_row + column * in_column + both * in_row * in_column
         return (lit / (1 + self.aligned.abs().sum())).clamp(0, 1)
 
     @staticmethod

@@ -43,9 +43,9 @@ class Ask:
         question (`str`): or a name, or an expression.
         boxes (`tuple[Box, ...]`): in shares of the picture's sides; none if what is asked for is not there.
         kind (`str`): of the question, for tables.
-        others (`tuple[Box, ...]`): what only distracts, and matters less than nothing in particular. Things that may
-            be meant as long as the question is not understood, as other lines of a page or other people in a
-            photograph, are better left out.
+        others (`tuple[Box, ...]`): what only distracts, and matters less than nothing in particular.
+        alike (`tuple[Box, ...]`): what may be meant as long as the question is not understood, as other people in a
+            photograph: less than what was asked for, but not less than nothing.
         gaze (`Path`, *optional*): a grayscale picture of where people looked, instead of boxes.
     """
 
@@ -53,6 +53,7 @@ class Ask:
     boxes: tuple[Box, ...] = ()
     kind: str = ""
     others: tuple[Box, ...] = ()
+    alike: tuple[Box, ...] = ()
     gaze: Path | None = None
 
 
@@ -133,7 +134,8 @@ def coco_examples(folder: str | Path, seed: int = 0, most: int = 4, absent: int 
         present = rng.sample(sorted(boxes), min(most, len(boxes)))
         drawn = rng.choices(list(frequencies), list(frequencies.values()), k=4 * absent)
         others = [name for name in drawn if name not in boxes and name not in photo.crowds]
-        asks = [Ask(_say(rng, name), tuple(boxes[name]), "class") for name in present]
+        known = tuple(box for own in boxes.values() for box in own)
+        asks = [Ask(_say(rng, name), tuple(boxes[name]), "class", alike=known) for name in present]
         asks += [Ask(_say(rng, name), (), "absent") for name in others[:absent]]
         yield Shown(str(photo.path), _opener(photo.path), tuple(asks))
 
@@ -146,7 +148,8 @@ def expression_examples(path: str | Path, pictures: str | Path | None = None) ->
     """Referring expressions, JSON lines of `image`, `expression`, `box` in shares of the sides, perhaps `category`."""
     for name, rows in read_rows(path, ("image", "expression", "box")).items():
         clipped = [(str(row["expression"]), clip_box(row["box"])) for row in rows]
-        asks = [Ask(text, (box,), "expression") for text, box in clipped if box is not None]
+        known = tuple(dict.fromkeys(box for _, box in clipped if box is not None))
+        asks = [Ask(text, (box,), "expression", alike=known) for text, box in clipped if box is not None]
         place = Path(pictures or Path(path).parent) / name
         yield Shown(str(place), _opener(place), tuple(asks))
 

@@ -31,11 +31,11 @@ from arr_coc.saving import write_aside
 from arr_coc.training.examples import Ask, Shown, check_skipped, open_all, read_gaze
 from arr_coc.worlds.sampling import Box
 
-FORMAT = 3  # to be raised when the same source gives other features or targets
+FORMAT = 4  # to be raised when the same source gives other features or targets
 SHARD = 64  # pictures
 INDEX = "index.json"
-# What lies one cell beside the boxes, two cells, nothing in particular; other things are worth less than nothing.
-BESIDE, NEAR, BACKGROUND = 0.45, 0.35, 0.2
+# What lies one cell beside the boxes, two cells, nothing in particular, what is alike; what distracts is worth nothing.
+BESIDE, NEAR, BACKGROUND, ALIKE = 0.45, 0.35, 0.2, 0.1
 
 
 class Batch(NamedTuple):
@@ -148,7 +148,7 @@ def _see(family: Family, processor: Any, layer: ARRCOCLayer, picture: Image.Imag
 
 
 def make_target(ask: Ask, grid: Grid) -> Tensor:
-    """What had to be looked at, `[h, w]` in [0, 1]: boxes, then what surrounds them, then nothing, then other things.
+    """What had to be looked at, `[h, w]` in [0, 1]: boxes, what surrounds them, nothing, what is alike, what distracts.
 
     A budget is larger than most boxes. What fills it first is what lies around them: without the cell to its left a
     model does not see where a word begins. Last comes what was not asked for.
@@ -161,6 +161,7 @@ def make_target(ask: Ask, grid: Grid) -> Tensor:
     beside = _grown(inside)
     other = cells_inside([box for box in ask.others if not _meets(box, ask.boxes)], grid[1], grid[2])
     around = torch.where(beside > 0, BESIDE, torch.where(_grown(beside) > 0, NEAR, BACKGROUND))
+    around = around.masked_fill(cells_inside(ask.alike, grid[1], grid[2]), ALIKE)
     return torch.where(inside > 0, 1.0, around.masked_fill(other, 0.0))
 
 

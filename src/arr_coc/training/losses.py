@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-WEIGHTS = {"dice": 1.0, "bce": 1.0, "mse": 0.5, "rank": 1.0, "beside": 0.5, "order": 2.0, "explore": 0.1}
+WEIGHTS = {"dice": 1.0, "bce": 1.0, "mse": 0.5, "rank": 1.0, "beside": 0.5, "alike": 1.0, "order": 2.0, "explore": 0.1}
 
 # How much a question about something that is not there counts: it says little about where to look for what is.
 ABSENT = 0.2
@@ -22,8 +22,8 @@ def proxy_losses(logits: Tensor, target: Tensor) -> dict[str, Tensor]:
     Args:
         logits (`Tensor` of shape `[B, N]`): relevance, sharpened.
         target (`Tensor` of shape `[B, N]`): in [0, 1]: above 0.5 what had to be looked at, above 0.4 what lies beside
-            it, below 0.3 nothing in particular, 0 other things; a row of zeros is a question about something that is
-            not there.
+            it, below 0.3 nothing in particular, below 0.15 what is alike, 0 what distracts; a row of zeros is a
+            question about something that is not there.
 
     Example:
 
@@ -44,7 +44,8 @@ def proxy_losses(logits: Tensor, target: Tensor) -> dict[str, Tensor]:
     counts = present + ABSENT * (1 - present)
     both = (probability * inside).sum(dim=1)
     dice = 1 - (2 * both + 1) / (probability.sum(dim=1) + inside.sum(dim=1) + 1)
-    nothing = ((target > 0) & (target < 0.3)).float()
+    nothing = ((target > 0.15) & (target < 0.3)).float()
+    alike = ((target > 0.05) & (target < 0.15)).float()
     # what is inside, what was not asked for, and the rest count alike, however small they are
     other = ((target == 0) & (present[:, None] > 0)).float()
     groups = torch.stack([inside, other, 1 - inside - other], dim=1)  # [B, 3, N]
@@ -57,6 +58,7 @@ def proxy_losses(logits: Tensor, target: Tensor) -> dict[str, Tensor]:
         "mse": (mse * counts).mean(),
         "rank": (_ranking(logits, inside) * present).mean(),
         "beside": (_ranking(logits.masked_fill(inside > 0, -1e4), beside) * present).mean(),
+        "alike": _contrast(logits, inside, alike).mean(),
         "order": _order(logits, other, nothing).mean(),
     }
 
@@ -66,6 +68,12 @@ def _ranking(logits: Tensor, inside: Tensor) -> Tensor:
     outside = torch.logsumexp(logits.masked_fill(inside > 0, -torch.inf), dim=1, keepdim=True)  # [B, 1]
     missing = F.softplus(outside.clamp(min=-1e4) - logits)  # -log(inside / (inside + all outside))
     return (missing * inside).sum(dim=1) / inside.sum(dim=1).clamp(min=1)
+
+
+def _contrast(logits: Tensor, inside: Tensor, alike: Tensor) -> Tensor:
+    """How far `[B]` the mean of what is alike is above that of what was asked for."""
+    asked, meant = ((logits * cells).sum(dim=1) / cells.sum(dim=1).clamp(min=1) for cells in (inside, alike))
+    return F.softplus(meant - asked + 1) * alike.amax(dim=1) * inside.amax(dim=1)
 
 
 def _order(logits: Tensor, other: Tensor, nothing: Tensor) -> Tensor:
