@@ -81,9 +81,10 @@ def mean_query(layer: ARRCOCLayer) -> None:
     layer.participatory.forward = forward  # type: ignore[method-assign]
 
 
-def no_alignment(layer: ARRCOCLayer) -> None:
-    """Words do not light up their rows and columns."""
+def no_light(layer: ARRCOCLayer) -> None:
+    """Neither do words light up their rows and columns, nor relevance the next cells."""
     layer.participatory.aligned.requires_grad_(False)
+    layer.balancer.spread.requires_grad_(False)
 
 
 def everything(layer: ARRCOCLayer) -> None:
@@ -99,7 +100,7 @@ VARIANTS: dict[str, tuple[Change, str, int]] = {
     "fixed equal weights": (equal_weights, "full", 0),
     "no gestalt context": (no_gestalt, "full", 0),
     "mean query": (mean_query, "full", 0),
-    "no rows and columns": (no_alignment, "full", 0),
+    "no light on rows, columns, next cells": (no_light, "full", 0),
     "core channels": (everything, "core", 0),
     "query_layers 2": (everything, "full", 2),
 }
@@ -115,15 +116,15 @@ def sources(expressions: Path) -> dict[str, Iterator[Shown]]:
         "expressions": islice(expression_examples(expressions / "train.jsonl.gz"), 1500),
         "held worlds": world_examples(worlds, 160, "validation", 0, [(512, 512)]),
         "held pages": world_examples(["pages"], 40, "validation", 0, [(768, 768)]),
-        "held expressions": expression_examples(expressions / "val.jsonl.gz"),
+        "held expressions": islice(expression_examples(expressions / "val.jsonl.gz"), 100),
     }
 
 
 def main(
     expressions: Annotated[Path, typer.Option(help="Folder with train.jsonl.gz and val.jsonl.gz, and pictures.")],
     base: Annotated[str, typer.Option(help="Directory of the model.")] = EMBEDDED,
-    steps: Annotated[int, typer.Option(help="Of the optimizer.")] = 600,
-    n: Annotated[int, typer.Option(help="Samples of a world to ask about.")] = 60,
+    steps: Annotated[int, typer.Option(help="Of the optimizer.")] = 400,
+    n: Annotated[int, typer.Option(help="Samples of a world to ask about.")] = 40,
     cache: Annotated[Path, typer.Option(help="Where features are kept.")] = Path("runs/features"),
     runs: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs/ablation"),
     out: Annotated[Path | None, typer.Option(help="Where the JSON goes; rows already there are kept.")] = None,
@@ -156,7 +157,7 @@ def main(
             features, numbers = schedule.at(step)
             return features.batch(numbers)
 
-        place = runs / name.replace(" ", "-")
+        place = runs / name.replace(" ", "-").replace(",", "")
         train(place, ProxyTask(layer), layer, batch_at, config, accelerator=open_accelerator("cpu"))
         layer.eval()
         row = {source[5:]: look({"it": layer}, one)["it"] for source, one in opened.items() if "held" in source}

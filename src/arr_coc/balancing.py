@@ -15,6 +15,7 @@ import math
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from arr_coc.config import ARRCOCConfig
@@ -51,7 +52,7 @@ class AdaptiveTensionBalancer(nn.Module):
     Weights are sigmoids, not a softmax: relevance is higher where more of everything is needed. They start equal for
     maps of ordinary strength; a weak map counts less, a strong one more. Tensions start neutral at ordinary strength;
     a question that points nowhere raises `explore`, the rest waits for training. The learned correction is zero at
-    first.
+    first, and so is the light that relevance sheds on the next cells: a model that reads a word needs all of it.
 
     Example:
 
@@ -84,6 +85,7 @@ class AdaptiveTensionBalancer(nn.Module):
         lean = torch.zeros(len(SCORES), len(TENSIONS))
         lean[SCORES.index("participatory"), TENSIONS.index("explore")] = -1.0
         self.lean = nn.Parameter(lean)
+        self.spread = nn.Parameter(torch.zeros(2))  # to the sides, up and down
         last = nn.Linear(width, len(neutral), bias=False)
         nn.init.zeros_(last.weight)
         self.correction = nn.Sequential(nn.LayerNorm(context), nn.Linear(context, width), nn.GELU(), last)
@@ -103,4 +105,11 @@ class AdaptiveTensionBalancer(nn.Module):
         tensions = torch.sigmoid(decided[:, 3:] + (strength - 1) @ self.lean)
         stretched = (maps - low[..., None]) / (high - low).clamp(min=FLAT)[..., None]  # [B, 3, N]
         relevance = (weights[..., None] * stretched).mean(dim=1)  # not over their sum: strength itself counts
-        return Balance(relevance.view(shape), weights, tensions)
+        return Balance(self._light_around(relevance.view(shape)), weights, tensions)
+
+    def _light_around(self, relevance: Tensor) -> Tensor:
+        """Let relevance `[B, t, h, w]` shine on the next cells, as far as was learned; it stays in [0, 1]."""
+        beside = F.max_pool2d(relevance, (1, 3), stride=1, padding=(0, 1))
+        above = F.max_pool2d(relevance, (3, 1), stride=1, padding=(1, 0))
+        lit = relevance + self.spread[0] * beside + self.spread[1] * above
+        return (lit / (1 + self.spread.abs().sum())).clamp(0, 1)

@@ -243,19 +243,21 @@ class ParticipatoryScorer(nn.Module):
         look = self.read_texture(texture)  # [B * t, R, h, w]
         look = look.view(batch, frames, -1, rows * columns).transpose(1, 2).flatten(2).mT  # [B, N, R]
         learned = (asked @ self.agree) @ (read + look).mT  # [B, Q, N]
-        pull = cosine + learned
-        pull = (pull - pull.mean(dim=-1, keepdim=True)).masked_fill(~valid, 0.0)
+        plain, pull = (
+            (one - one.mean(dim=-1, keepdim=True)).masked_fill(~valid, 0.0) for one in (cosine, cosine + learned)
+        )
         soft = F.softplus(pull, beta=1 / PULL_SOFTNESS).masked_fill(~valid, 0.0)
         amount = valid.sum(dim=1)  # [B, 1]
         total = soft.sum(dim=1)
         ways = torch.stack([soft.amax(dim=1), total / amount.clamp(min=1), -torch.expm1(-total)], dim=-1)  # [B, N, 3]
         score = (ways @ torch.softmax(self.mix_logits, dim=0)).clamp(max=1)
         score = self._align(score.view(batch, frames, rows, columns), soft.amax(dim=1))
-        pull = pull.view(batch, count, frames, rows, columns)
+        shape = (batch, count, frames, rows, columns)
         return Participation(
             score=score,
-            pull=pull,
-            match=_match(pull.detach(), amount[:, 0]),
+            pull=pull.view(shape),
+            # of the cosine alone: what was learned of places is there on every picture, and chance is not known for it
+            match=_match(plain.detach().view(shape), amount[:, 0]),
             gestalt=gestalt,
             question=question,
         )

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-WEIGHTS = {"dice": 1.0, "bce": 1.0, "mse": 0.5, "rank": 1.0, "beside": 0.5, "alike": 1.0, "order": 2.0, "explore": 0.1}
+WEIGHTS = {"dice": 1.0, "bce": 1.0, "mse": 0.5, "rank": 1.0, "beside": 0.3, "alike": 2.0, "order": 2.0, "explore": 0.1}
 
 # How much a question about something that is not there counts: it says little about where to look for what is.
 ABSENT = 0.2
