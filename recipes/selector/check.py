@@ -171,9 +171,10 @@ def discovered(layer: ARRCOCLayer, features: Features) -> dict[str, Any]:
         },
         "channels": {names[place]: round(float(shares[place]), 3) for place in order},
         "words": [round(float(share), 3) for share in torch.softmax(layer.participatory.mix_logits.detach(), dim=0)],
-        "rows, columns, both": [round(float(share), 3) for share in layer.participatory.aligned],
-        "gain": [round(float(gain), 3) for gain in layer.balancer.gain],
-        "steepness, offset": [round(float(value), 3) for value in (layer.allocator.steepness, layer.allocator.offset)],
+        "rows, columns, both": [round(share, 3) for share in layer.participatory.aligned.tolist()],
+        "sides, up and down": [round(share, 3) for share in layer.balancer.spread.tolist()],
+        "gain": [round(gain, 3) for gain in layer.balancer.gain.tolist()],
+        "steepness, offset": [round(layer.allocator.steepness.item(), 3), round(layer.allocator.offset.item(), 3)],
     }
 
 

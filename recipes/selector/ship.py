@@ -73,8 +73,9 @@ Mean weights of the three scorers and the three tensions by kind of question:
 {verdict}
 
 Of the information scorer's channels the heaviest are {channels}. Over the words of a question it mixes maximum, mean
-and sum as {words}; words found light up their row, their column, and where rows and columns cross with {aligned}.
-Gains of the three weights by strength: {gain}. Steepness and offset of `auto`, which boxes do not train: {auto}.
+and sum as {words}; words found light up their row, their column, and where rows and columns cross with {aligned};
+relevance lights up the cells beside it with {beside}, above and below with {above}. Gains of the three weights by
+strength: {gain}. Steepness and offset of `auto`, which boxes do not train: {auto}.
 """
 
 
@@ -127,8 +128,8 @@ def card(found: dict[str, Any], run: dict[str, Any], verdict: str, size: int) ->
             f"| {name} | " + " | ".join(f"{row[key]:.3f}" for key in ("selector", "untrained", "random")) + " |"
             for name, row in found["overlap"].items()
         ),
-        wins=", ".join(f"{wins[share]['wins']:.1%}" for share in rows),
-        budgets=", ".join(f"{float(share):.1%}" for share in rows), covered=expressed["coverage"]["selector"],
+        wins=", ".join(f"{row['wins']:.1%}" for row in wins.values()),
+        budgets=", ".join(f"{float(share):.1%}" for share in wins), covered=expressed["coverage"]["selector"],
         best=f"`{best}`", blind=expressed["coverage"][best], times=expressed["times the best blind rule"],
         pairs=expressed["pairs"], same=by["same category"][0], same_count=by["same category"][1],
         other=by["other category"][0], other_count=by["other category"][1],
@@ -138,7 +139,8 @@ def card(found: dict[str, Any], run: dict[str, Any], verdict: str, size: int) ->
             for kind, row in sorted(made["by kind"].items())
         ),
         verdict=verdict, channels=", ".join(f"{name} {share:.2f}" for name, share in made["channels"].items()),
-        words=_listed(made["words"]), aligned=_listed(made["rows, columns, both"]), gain=_listed(made["gain"]),
+        words=_listed(made["words"]), aligned=_listed(made["rows, columns, both"]),
+        beside=made["sides, up and down"][0], above=made["sides, up and down"][1], gain=_listed(made["gain"]),
         auto=_listed(made["steepness, offset"]),
     )  # fmt: skip
 
