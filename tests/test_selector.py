@@ -42,7 +42,7 @@ def test_it_is_small_and_names_its_base():
     assert ARRCOCLayer.from_pretrained(EMBEDDED_SELECTOR).config.base_model_name_or_path == "embedded"
 
 
-@pytest.mark.parametrize(("world", "size", "least"), [("scenes", 512, 0.75), ("pages", 768, 0.6)])
+@pytest.mark.parametrize(("world", "size", "least"), [("camouflage", 512, 0.75), ("pages", 768, 0.6)])
 def test_answers_survive_where_an_untrained_layer_loses_them(vlm, world, size, least):
     some = samples(world, 20, (size, size))
     trained, untrained = (

@@ -29,10 +29,10 @@ def proxy_losses(logits: Tensor, target: Tensor) -> dict[str, Tensor]:
 
     ```python
     >>> import torch
-    >>> from arr_coc.training.losses import proxy_losses
-    >>> target = torch.tensor([[1.0, 0.0, 0.0]])
-    >>> good, bad = (proxy_losses(torch.tensor([row]), target) for row in ([4.0, -4.0, -4.0], [-4.0, 4.0, -4.0]))
-    >>> all(good[name] < bad[name] for name in good)
+    >>> from arr_coc.training.losses import proxy_losses, total
+    >>> target = torch.tensor([[1.0, 0.45, 0.2]])
+    >>> good, bad = (proxy_losses(torch.tensor([row]), target) for row in ([4.0, 0.0, -4.0], [-4.0, 0.0, 4.0]))
+    >>> bool(total(good) < total(bad))
     True
 
     ```
