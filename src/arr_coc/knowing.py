@@ -248,10 +248,10 @@ class ParticipatoryScorer(nn.Module):
         )
         soft = F.softplus(pull, beta=1 / PULL_SOFTNESS).masked_fill(~valid, 0.0)
         amount = valid.sum(dim=1)  # [B, 1]
-        total = soft.sum(dim=1)
-        ways = torch.stack([soft.amax(dim=1), total / amount.clamp(min=1), -torch.expm1(-total)], dim=-1)  # [B, N, 3]
+        best, total = soft.amax(dim=1), soft.sum(dim=1)
+        ways = torch.stack([best, total / amount.clamp(min=1), -torch.expm1(-total)], dim=-1)  # [B, N, 3]
         score = (ways @ torch.softmax(self.mix_logits, dim=0)).clamp(max=1)
-        score = self._align(score.view(batch, frames, rows, columns), soft.amax(dim=1))
+        score = self._align(score.view(batch, frames, rows, columns), best)
         shape = (batch, count, frames, rows, columns)
         return Participation(
             score=score,

@@ -7,7 +7,9 @@ neither, and writes every file aside before it takes its name.
 from __future__ import annotations
 
 import dataclasses
-import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
@@ -34,14 +36,21 @@ class UnreachableError(FileNotFoundError):
     """Neither a directory, nor in the cache, and the Hub does not answer."""
 
 
-def write_aside(path: Path, text: str) -> None:
-    """Write a text under another name, then give it its own: it is there whole, or not at all."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+@contextmanager
+def set_aside(path: Path) -> Iterator[Path]:
+    """Another name to write a file under; it takes its own at the end: it is there whole, or not at all."""
+    aside = path.with_name(f".{uuid.uuid4().hex}")
     try:
-        aside.write_text(text, encoding="utf-8")
+        yield aside
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def write_aside(path: Path, text: str) -> None:
+    """Write a text, whole or not at all."""
+    with set_aside(path) as aside:
+        aside.write_text(text, encoding="utf-8")
 
 
 class PretrainedModule(nn.Module):
@@ -60,17 +69,11 @@ class PretrainedModule(nn.Module):
             raise ValueError(f"{directory} is a file; give a directory to save into")
         directory.mkdir(parents=True, exist_ok=True)
         state = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
-        weights_aside = directory / f".{WEIGHTS_NAME}.{os.getpid()}"
-        config_aside = directory / f".{CONFIG_NAME}.{os.getpid()}"
-        try:
-            save_file(state, weights_aside, metadata={"format": "pt"})
-            config = dataclasses.replace(self.config, arr_coc_version=__version__)
-            config_aside.write_text(config.to_json(), encoding="utf-8")
-            weights_aside.replace(directory / WEIGHTS_NAME)
-            config_aside.replace(directory / CONFIG_NAME)
-        finally:
-            weights_aside.unlink(missing_ok=True)
-            config_aside.unlink(missing_ok=True)
+        config = dataclasses.replace(self.config, arr_coc_version=__version__)
+        # weights take their name first: a directory with a config is complete
+        with set_aside(directory / CONFIG_NAME) as new_config, set_aside(directory / WEIGHTS_NAME) as new_weights:
+            save_file(state, new_weights, metadata={"format": "pt"})
+            new_config.write_text(config.to_json(), encoding="utf-8")
 
     @classmethod
     def from_pretrained(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from arr_coc.balancing import SCORES, TENSIONS
+from arr_coc.saving import set_aside
 from arr_coc.selecting import ARRCOCOutput
 from arr_coc.texture import CHANNELS
 
@@ -205,11 +205,6 @@ def check_target(path: str | Path) -> Path:
 
 
 def save_image(image: Image.Image, path: str | Path) -> None:
-    """Write a PNG aside, then rename: an interrupted run leaves no half picture."""
-    path = check_target(path)
-    aside = path.with_name(f".{uuid.uuid4().hex}")
-    try:
+    """Write a PNG; an interrupted run leaves no half picture."""
+    with set_aside(check_target(path)) as aside:
         image.save(aside, format="PNG")
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)

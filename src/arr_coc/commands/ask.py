@@ -35,10 +35,10 @@ def ask(
     make_messages(picture, question)  # refuses an empty one before anything is opened
     quiet_loading()
     base, found = find_base(model, selector)
-    vlm = ARRCOCQwen.from_pretrained(base, found)
-    answer = vlm.answer(picture, question, budget=budget, mode=mode)  # type: ignore[arg-type]  # checked there
-    embedded = vlm.config.name_or_path == EMBEDDED_MODEL
+    embedded = str(base) in (EMBEDDED, EMBEDDED_MODEL)
     chosen = str(found or (EMBEDDED if embedded else "arr-coc"))
+    vlm = ARRCOCQwen.from_pretrained(base, chosen)
+    answer = vlm.answer(picture, question, budget=budget, mode=mode)  # type: ignore[arg-type]  # checked there
     name = EMBEDDED if embedded else vlm.config.name_or_path
     cell = ARRCOCConfig.for_model(vlm.model).cell_pixels
     (_, rows, columns), _ = answer.kept[0]

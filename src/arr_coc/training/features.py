@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -27,7 +26,7 @@ from arr_coc.config import Grid
 from arr_coc.layer import ARRCOCLayer
 from arr_coc.metrics import cells_inside
 from arr_coc.models.family import Family, open_family
-from arr_coc.saving import write_aside
+from arr_coc.saving import set_aside, write_aside
 from arr_coc.training.examples import Ask, Shown, check_skipped, open_all, read_gaze
 from arr_coc.worlds.sampling import Box
 
@@ -126,13 +125,9 @@ def _write_shard(
         "asked": torch.tensor(asked, dtype=torch.long).view(-1, 2),  # picture, number of words
         "kinds": torch.tensor([names.index(kind) for kind in kinds], dtype=torch.long),
     }
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        about = {"kinds": json.dumps(names), "skipped": json.dumps(skipped), "origins": json.dumps(origins)}
+    about = {"kinds": json.dumps(names), "skipped": json.dumps(skipped), "origins": json.dumps(origins)}
+    with set_aside(path) as aside:
         save_file({name: value.contiguous() for name, value in content.items()}, aside, about)
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def _see(family: Family, processor: Any, layer: ARRCOCLayer, picture: Image.Image) -> tuple[Tensor, Tensor, Grid]:

@@ -69,6 +69,7 @@ def train_proxy(
     folder = Path(cache or cache_directory()) / "features"
     size = config.batch_size * accelerator.num_processes
     weights, sources = weights_key(model), []
+    opened: dict[str, Features] = {}  # one that is named twice is read once
     for name in data:
         shown = open_source(name, samples, config.seed)
         key = features_key(weights, processor, layer, name, samples, config.seed, query_layers)
@@ -78,7 +79,9 @@ def train_proxy(
                     folder / key, model, processor, layer, shown, query_layers=query_layers,
                     progress=None if progress is None else lambda done, name=name: progress(name, done),  # type: ignore[misc]
                 )  # fmt: skip
-        sources.append(Source(Features(folder / key), size, config.seed))
+        if key not in opened:
+            opened[key] = Features(folder / key)
+        sources.append(Source(opened[key], size, config.seed))
     del model
     schedule = Schedule(sources, [1.0] * len(sources), config.steps, config.seed)
 
