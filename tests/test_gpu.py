@@ -6,7 +6,10 @@ import warnings
 import pytest
 import torch
 
-from arr_coc import ARRCOCConfig, ARRCOCLayer, generate_texture_array
+from arr_coc import ARRCOCConfig, ARRCOCLayer, generate_texture_array, load_processor
+from arr_coc.models.loading import load_model
+from arr_coc.training.features import Features, write_features
+from arr_coc.training.sources import open_source
 
 pytestmark = [
     pytest.mark.gpu,
@@ -153,3 +156,14 @@ def test_a_call_waits_for_the_device_once(layer, graphs):
             finally:
                 torch.cuda.set_sync_debug_mode("default")
     assert len([wait for wait in waits if "synchronizing CUDA operation" in str(wait.message)]) == 1
+
+
+def test_features_are_written_on_the_device_as_on_the_cpu(tmp_path):
+    model, processor = load_model("embedded", dtype=torch.float32), load_processor("embedded")
+    found = []
+    for device in ("cpu", "cuda"):
+        layer = ARRCOCLayer(ARRCOCConfig.for_model(model)).to(device)
+        write_features(tmp_path / device, model.to(device), processor, layer, open_source("scenes", 2))
+        found.append(Features(tmp_path / device).batch([0]))
+    for here, there in zip(found[0][:5], found[1][:5], strict=True):
+        torch.testing.assert_close(there, here, rtol=0, atol=0.02)  # kept in half precision

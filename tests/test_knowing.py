@@ -139,6 +139,24 @@ def test_where_the_row_of_one_word_crosses_the_column_of_another_can_be_learned(
     assert set(rows.topk(2).indices.tolist()) == {1, 5}
 
 
+def test_all_words_together_may_learn_to_speak_against_a_cell():
+    tokens, words = random_tokens(64), random_tokens(2, seed=1)
+    scorer = ParticipatoryScorer(CONFIG)
+    texture = torch.zeros(1, len(CHANNELS["full"]), 8, 8)
+    texture[:, CHANNELS["full"]["x"]] = torch.linspace(0, 1, 8)
+    mask = torch.tensor([[True, False]])
+    before = scorer(texture, tokens, words, (1, 8, 8), mask).score
+    with torch.no_grad():  # the first word is for what is on the left, the second, which is padding, for the right
+        asked = scorer.read_words(words[0, :1] / words[0, :1].norm())[0]
+        scorer.leaning[:, CHANNELS["full"]["x"]] = -3 * asked / asked.square().sum()
+    after = scorer(texture, tokens, words, (1, 8, 8), mask).score
+    assert 0 <= after.min() <= after.max() <= 1
+    left_to_right = after[0, 0].mean(dim=0)
+    # also among cells that are all on the right side, where no word pulls
+    assert (left_to_right.diff() < 0).all()
+    assert not (before[0, 0].mean(dim=0).diff() < 0).all()
+
+
 def test_padding_words_never_count():
     tokens, words = random_tokens(64), random_tokens(4, seed=1)
     padding = torch.cat([words, 100 * tokens[:, 5:8]], dim=1)  # would match cells 5 to 7 if it counted

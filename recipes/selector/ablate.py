@@ -54,7 +54,7 @@ def equal_weights(layer: ARRCOCLayer) -> None:
     with torch.no_grad():
         balancer.gain.zero_()
     balancer.gain.requires_grad_(False)
-    keep = torch.tensor([0.0] * 3 + [1.0] * 3)
+    keep = torch.tensor([0.0] * 3 + [1.0] * 3, device=balancer.gain.device)
     balancer.neutral.register_hook(lambda gradient: gradient * keep)
     balancer.correction[-1].weight.register_hook(lambda gradient: gradient * keep[:, None])
 
@@ -81,6 +81,11 @@ def mean_query(layer: ARRCOCLayer) -> None:
     layer.participatory.forward = forward  # type: ignore[method-assign]
 
 
+def no_leaning(layer: ARRCOCLayer) -> None:
+    """Words are for a cell or say nothing; none is against it."""
+    layer.participatory.leaning.requires_grad_(False)
+
+
 def no_light(layer: ARRCOCLayer) -> None:
     """Neither do words light up their rows and columns, nor relevance the next cells."""
     layer.participatory.aligned.requires_grad_(False)
@@ -100,6 +105,7 @@ VARIANTS: dict[str, tuple[Change, str, int]] = {
     "fixed equal weights": (equal_weights, "full", 0),
     "no gestalt context": (no_gestalt, "full", 0),
     "mean query": (mean_query, "full", 0),
+    "words speak for cells only": (no_leaning, "full", 0),
     "no light on rows, columns, next cells": (no_light, "full", 0),
     "core channels": (everything, "core", 0),
     "query_layers 2": (everything, "full", 2),
@@ -127,9 +133,11 @@ def main(
     n: Annotated[int, typer.Option(help="Samples of a world to ask about.")] = 40,
     cache: Annotated[Path, typer.Option(help="Where features are kept.")] = Path("runs/features"),
     runs: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs/ablation"),
+    only_row: Annotated[str | None, typer.Option("--only", help="One row instead of all.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     out: Annotated[Path | None, typer.Option(help="Where the JSON goes; rows already there are kept.")] = None,
 ) -> None:
-    model, processor = load_model(base, dtype=torch.float32), load_processor(base)
+    model, processor = load_model(base, dtype=torch.float32).to(device), load_processor(base)
     key = weights_key(model)
     asked = {
         world: [make_sample(world, split_seed("validation", index), None, size) for index in range(n)]
@@ -139,9 +147,9 @@ def main(
     if out is not None and out.exists():
         found = json.loads(out.read_text())
     for name, (change, channels, layers) in VARIANTS.items():
-        if name in found["rows"]:
+        if name in found["rows"] or only_row not in (None, name):
             continue
-        layer = ARRCOCLayer(ARRCOCConfig.for_model(model, channels=channels))
+        layer = ARRCOCLayer(ARRCOCConfig.for_model(model, channels=channels)).to(device)
         opened = {}
         for source, shown in sources(expressions).items():
             folder = cache / features_key(key, processor, layer, f"ablation {source}", layers)
@@ -155,10 +163,10 @@ def main(
 
         def batch_at(step: int, schedule: Schedule = schedule) -> Any:
             features, numbers = schedule.at(step)
-            return features.batch(numbers)
+            return features.batch(numbers, device)
 
         place = runs / name.replace(" ", "-").replace(",", "")
-        train(place, ProxyTask(layer), layer, batch_at, config, accelerator=open_accelerator("cpu"))
+        train(place, ProxyTask(layer), layer, batch_at, config, accelerator=open_accelerator(device))
         layer.eval()
         row = {source[5:]: look({"it": layer}, one)["it"] for source, one in opened.items() if "held" in source}
         for world, samples in asked.items():

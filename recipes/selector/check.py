@@ -34,10 +34,10 @@ FIRST = 5_000_000  # of the test seeds used here
 
 def relevance_of(layer: ARRCOCLayer, features: Features, number: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Relevance `[1, N]` and cells inside `[1, N]` of one question."""
-    batch = features.batch([number])
+    batch = features.batch([number], layer.information.channel_logits.device)
     with torch.no_grad():
         relevance = judge_batch(layer, batch).balance.relevance.flatten(1)
-    return relevance, batch.target > 0.5
+    return relevance.cpu(), batch.target.cpu() > 0.5
 
 
 def look(layers: dict[str, ARRCOCLayer], features: Features) -> dict[str, float]:
@@ -156,10 +156,10 @@ def discovered(layer: ARRCOCLayer, features: Features) -> dict[str, Any]:
     """What training made of the weights that have a meaning: by kind of question, and for all."""
     found: dict[str, list[torch.Tensor]] = defaultdict(list)
     for number, place in enumerate(features.places):
-        batch = features.batch([number])
+        batch = features.batch([number], layer.information.channel_logits.device)
         with torch.no_grad():
             balance = judge_batch(layer, batch).balance
-        found[place.kind].append(torch.cat([balance.weights[0], balance.tensions[0]]))
+        found[place.kind].append(torch.cat([balance.weights[0], balance.tensions[0]]).cpu())
     means = {kind: torch.stack(rows).mean(dim=0).tolist() for kind, rows in found.items()}
     names = list(CHANNELS[layer.config.channels])
     shares = torch.softmax(layer.information.channel_logits.detach(), dim=0)
@@ -171,6 +171,7 @@ def discovered(layer: ARRCOCLayer, features: Features) -> dict[str, Any]:
         },
         "channels": {names[place]: round(float(shares[place]), 3) for place in order},
         "words": [round(float(share), 3) for share in torch.softmax(layer.participatory.mix_logits.detach(), dim=0)],
+        "said of texture": round(layer.participatory.leaning.norm().item(), 3),
         "rows, columns, both": [round(share, 3) for share in layer.participatory.aligned.tolist()],
         "sides, up and down": [round(share, 3) for share in layer.balancer.spread.tolist()],
         "gain": [round(gain, 3) for gain in layer.balancer.gain.tolist()],
@@ -187,10 +188,11 @@ def main(
     parts: Annotated[str, typer.Option(help="Which parts, with commas.")] = "looking,camouflage,answers",
     budgets: Annotated[str, typer.Option(help="Shares of the tokens, with commas.")] = "0.25,0.125,0.06",
     cache: Annotated[Path, typer.Option(help="Where features are kept.")] = Path("runs/features"),
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     out: Annotated[Path | None, typer.Option(help="Where the JSON goes.")] = None,
 ) -> None:
-    vlm = ARRCOCQwen.from_pretrained(base, str(selector), dtype=torch.float32)
-    untrained = load_selector("arr-coc", vlm.model)
+    vlm = ARRCOCQwen.from_pretrained(base, str(selector), dtype=torch.float32, device_map=device)
+    untrained = load_selector("arr-coc", vlm.model).to(device)
     layers = {"selector": vlm.selector, "untrained": untrained}
     found: dict[str, Any] = json.loads(out.read_text()) if out is not None and out.exists() else {}
     found["samples"] = n

@@ -26,7 +26,7 @@ base_model: embedded
 # The selector of the embedded model
 
 {parameters:,} weights that decide which tokens of a picture the embedded model of arr-coc reads, given the question.
-They learned from boxes (stage `proxy`), the model frozen, on one CPU:
+They learned from boxes (stage `proxy`), the model frozen, {minutes}:
 
 ```
 {command}
@@ -73,7 +73,8 @@ Mean weights of the three scorers and the three tensions by kind of question:
 {verdict}
 
 Of the information scorer's channels the heaviest are {channels}. Over the words of a question it mixes maximum, mean
-and sum as {words}; words found light up their row, their column, and where rows and columns cross with {aligned};
+and sum as {words}; all words together speak for or against colours and places; words found light up their row,
+their column, and where rows and columns cross with {aligned};
 relevance lights up the cells beside it with {beside}, above and below with {above}. Gains of the three weights by
 strength: {gain}. Steepness and offset of `auto`, which boxes do not train: {auto}.
 """
@@ -83,6 +84,7 @@ def main(
     selector: Annotated[Path, typer.Argument(help="Directory of the run.")],
     figures: Annotated[Path, typer.Option(help="What recipes/selector/check.py wrote.")],
     verdict: Annotated[str, typer.Option(help="What the weights by kind say of the expected pattern.")] = "",
+    minutes: Annotated[str, typer.Option(help="How long it took, on what.")] = "in minutes",
 ) -> None:
     found = json.loads(figures.read_text())
     run = json.loads((selector / "run.json").read_text())
@@ -95,13 +97,13 @@ def main(
     for name in FILES:
         shutil.copy(selector / name, aside / name)
         (aside / name).chmod(0o644)
-    (aside / "README.md").write_text(card(found, run, verdict, size))
+    (aside / "README.md").write_text(card(found, run, verdict, size, minutes))
     shutil.rmtree(TARGET, ignore_errors=True)
     aside.rename(TARGET)
     print(f"{size:,} bytes in {TARGET}")
 
 
-def card(found: dict[str, Any], run: dict[str, Any], verdict: str, size: int) -> str:
+def card(found: dict[str, Any], run: dict[str, Any], verdict: str, size: int, minutes: str) -> str:
     """The model card, from what was measured and how it was made."""
     rows = {share: row for share, row in found["answers"].items() if share != "full"}
     rows = dict(sorted(rows.items(), key=lambda one: -float(one[0])))
@@ -116,7 +118,8 @@ def card(found: dict[str, Any], run: dict[str, Any], verdict: str, size: int) ->
     command += ["--samples", str(run["samples"]), "--steps", str(run["steps"]), "--batch", str(run["batch_size"])]
     command += ["--seed", str(run["seed"]), "--out", "runs/selector"]
     return CARD.format(
-        parameters=size // 4, command=" \\\n    ".join(_lines(command)), seed=run["seed"], steps=run["steps"],
+        parameters=size // 4, minutes=minutes,
+        command=" \\\n    ".join(_lines(command)), seed=run["seed"], steps=run["steps"],
         batch=run["batch_size"], n=found["samples"], full=found["answers"]["full"], names=" | ".join(names),
         rules="---|" * len(names),
         answers="\n".join(

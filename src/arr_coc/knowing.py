@@ -210,6 +210,8 @@ class ParticipatoryScorer(nn.Module):
         self.agree = nn.Parameter(torch.zeros(rank, rank))
         # maximum, mean, sum; a token between two words has a cosine of 0.7 with each, so that the sum counts most
         self.mix_logits = nn.Parameter(torch.tensor([0.0, 0.0, 1.2]))
+        # what all words together say for or against a texture
+        self.leaning = nn.Parameter(torch.zeros(rank, len(CHANNELS[config.channels])))
         # a word's row, its column, and where rows and columns of words cross
         self.aligned = nn.Parameter(torch.zeros(3))
 
@@ -252,6 +254,7 @@ class ParticipatoryScorer(nn.Module):
         ways = torch.stack([best, total / amount.clamp(min=1), -torch.expm1(-total)], dim=-1)  # [B, N, 3]
         score = (ways @ torch.softmax(self.mix_logits, dim=0)).clamp(max=1)
         score = self._align(score.view(batch, frames, rows, columns), best)
+        score = self._lean(score, texture, (asked * valid).sum(dim=1))
         shape = (batch, count, frames, rows, columns)
         return Participation(
             score=score,
@@ -273,6 +276,19 @@ class ParticipatoryScorer(nn.Module):
         row, column, both = self.aligned
         lit: Tensor = score + row * in_row + column * in_column + both * in_row * in_column
         return (lit / (1 + self.aligned.abs().sum())).clamp(0, 1)
+
+    def _lean(self, score: Tensor, texture: Tensor, asked: Tensor) -> Tensor:
+        """Let the words `[B, R]` together speak for or against what texture `[B * t, C, h, w]` shows, as was learned.
+
+        A word alone is for a cell or says nothing. Of two things on the right, "left" is for the one further left.
+        """
+        shown = texture.view(score.shape[0], score.shape[1], *texture.shape[1:])  # [B, t, C, h, w]
+        shown = shown - shown.mean(dim=(1, 3, 4), keepdim=True)
+        said = torch.tanh(torch.einsum("bc,btchw->bthw", asked @ self.leaning, shown))
+        raw = score + said
+        low = raw.amin(dim=(1, 2, 3), keepdim=True).clamp(max=0)
+        high = raw.amax(dim=(1, 2, 3), keepdim=True).clamp(min=1)
+        return (raw - low) / (high - low)
 
     @staticmethod
     def _to_cells(values: Tensor, grid: Grid, cells: tuple[int, int]) -> Tensor:

@@ -102,7 +102,7 @@ def _write_shard(
             ids = processor.tokenizer(ask.question, add_special_tokens=False, return_tensors="pt")["input_ids"][0]
             if not len(ids):
                 continue
-            found = family.embed_words(ids.to(seen.device), query_layers).half().cpu()
+            found = family.embed_words(ids.to(family.target.device), query_layers).half().cpu()
             for word, row in zip(ids.tolist(), found, strict=True):
                 known = places.get(word) if query_layers == 0 else None
                 if known is None:
