@@ -5,8 +5,9 @@ import warnings
 
 import pytest
 import torch
+from tiny_models import inputs_for, tiny_model
 
-from arr_coc import ARRCOCConfig, ARRCOCLayer, generate_texture_array, load_processor
+from arr_coc import ARRCOCConfig, ARRCOCLayer, generate_texture_array, load_processor, prepare
 from arr_coc.models.loading import load_model
 from arr_coc.training.features import Features, write_features
 from arr_coc.training.sources import open_source
@@ -167,3 +168,24 @@ def test_features_are_written_on_the_device_as_on_the_cpu(tmp_path):
         found.append(Features(tmp_path / device).batch([0]))
     for here, there in zip(found[0][:5], found[1][:5], strict=True):
         torch.testing.assert_close(there, here, rtol=0, atol=0.02)  # kept in half precision
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_saccades_on_the_device_equal_those_of_the_cpu(native):
+    model = tiny_model("qwen3_vl")
+    inputs = inputs_for("qwen3_vl", [("text", 4), ("image", (1, 60, 56)), ("text", 6)], seed=3)
+    generator = torch.Generator().manual_seed(0)
+    picture = torch.randint(0, 256, (3, 300, 340), dtype=torch.uint8, generator=generator)
+    layer = ARRCOCLayer(ARRCOCConfig.for_model(model)).eval()
+    found = []
+    for device in ("cpu", "cuda"):
+        here = {name: value.to(device) for name, value in inputs.items()}
+        options = {"images": [picture.to(device)]} if native else {}
+        with torch.no_grad():
+            for _ in range(3):  # recorded at the second call, replayed at the third
+                prepared = prepare(
+                    model.to(device), here, layer.to(device), mode="saccade", budget=120, on_error="raise", **options
+                )
+            found.append((prepared["position_ids"].cpu(), model(**prepared).logits.cpu()))
+    assert torch.equal(found[0][0], found[1][0])
+    torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-2, atol=1e-2)

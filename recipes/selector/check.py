@@ -112,7 +112,7 @@ def expressions(layer: ARRCOCLayer, path: Path, features: Features) -> dict[str,
                 continue  # could not be read
             number = numbers[shown.name, ask_number]
             relevance, inside = relevance_of(layer, features, number)
-            _, rows, columns = grid = features.grids[number]
+            _, rows, columns = grid = features.cells[number]
             count = max(1, round(0.25 * rows * columns))
             kept = torch.zeros_like(inside).scatter(1, relevance.topk(count).indices, True)
             covered["selector"].append(float(coverage(kept, inside)))

@@ -2,6 +2,7 @@
 
 from arr_coc import baselines  # noqa: F401  (they register themselves)
 from arr_coc.config import ARRCOCConfig
+from arr_coc.gaze import Gaze
 from arr_coc.layer import ARRCOCLayer
 from arr_coc.patches import patches_from_picture, picture_from_patches
 from arr_coc.selecting import (
@@ -21,6 +22,7 @@ __all__ = [
     "ARRCOCConfig",
     "ARRCOCLayer",
     "ARRCOCOutput",
+    "Gaze",
     "PictureSelector",
     "PreviousFrame",
     "Selection",

@@ -46,6 +46,15 @@ class Balance(NamedTuple):
     tensions: Tensor
 
 
+class Judgement(NamedTuple):
+    """What the scorers and the balancer made of a texture."""
+
+    information: Tensor  # [B, t, h, w]
+    perspectival: Tensor  # [B, t, h, w]
+    participation: Participation
+    balance: Balance
+
+
 class AdaptiveTensionBalancer(nn.Module):
     """Weigh the three score maps by question, gestalt and their own statistics.
 

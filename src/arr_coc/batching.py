@@ -32,11 +32,13 @@ def group_queries(queries: Sequence[VisualQuery]) -> Iterator[tuple[list[int], d
     """
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for place, query in enumerate(queries):
-        picture = None if query.picture is None else (tuple(query.picture.shape), query.picture.dtype)
-        groups[query.grid, query.cells, picture].append(place)
+        picture = query.picture
+        # one that was measured goes alone: it is large
+        like = (tuple(picture.shape), picture.dtype) if isinstance(picture, Tensor) else id(picture)
+        groups[query.grid, query.cells, like].append(place)
     for places in groups.values():
         group = [queries[place] for place in places]
-        pictures = [query.picture for query in group if query.picture is not None]
+        pictures = [query.picture for query in group if isinstance(query.picture, Tensor)]
         lengths = [query.words.shape[0] for query in group]
         mask = None
         if min(lengths) < max(lengths):
@@ -48,7 +50,7 @@ def group_queries(queries: Sequence[VisualQuery]) -> Iterator[tuple[list[int], d
                 "tokens": _stack([query.tokens for query in group]),
                 "words": pad_sequence([query.words for query in group], batch_first=True),  # [B, Q, D]
                 "word_mask": mask,
-                "picture": _stack(pictures) if pictures else None,
+                "picture": _stack(pictures) if pictures else group[0].picture,
                 "grid": group[0].grid,
                 "cells": group[0].cells,
             },

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from arr_coc.config import ARRCOCConfig, Grid, cell_count
+from arr_coc.mipmaps import Mipmaps
 from arr_coc.selecting import InvalidSelectorError, VisualQuery, check_cells
 from arr_coc.texture import PreviousFrame, TextDetector, raise_for_range
 
@@ -32,11 +33,11 @@ def check_inputs(
     words: Tensor,
     grid: Grid,
     cells: Grid,
-    picture: Tensor | None,
+    picture: Tensor | Mipmaps | None,
     word_mask: Tensor | None,
     previous: PreviousFrame | None,
-) -> Tensor | None:
-    """Refuse shapes that do not fit each other; returns the frames `[B * t, 3, H, W]`."""
+) -> Tensor | Mipmaps | None:
+    """Refuse shapes that do not fit each other; returns the frames `[B * t, 3, H, W]`, or what was measured of them."""
     width, total = config.hidden_size, cell_count(grid)
     if tokens.ndim != 3 or tokens.shape[1:] != (total, width) or tokens.shape[0] == 0:
         raise ValueError(
@@ -55,11 +56,16 @@ def check_inputs(
             f"{tuple(word_mask.shape)}; use `mask.bool()`"
         )
     check_cells(cells, grid)
-    for name, value in (("words", words), ("word_mask", word_mask), ("picture", picture)):
+    pixels = picture.cells if isinstance(picture, Mipmaps) else picture
+    for name, value in (("words", words), ("word_mask", word_mask), ("picture", pixels)):
         if value is not None and value.device != tokens.device:
             raise ValueError(f"`{name}` is on {value.device}, `tokens` on {tokens.device}; bring them together")
     if previous is not None and (grid[0] > 1 or picture is None):
         raise ValueError("`previous` belongs to single frames with their picture; a clip carries its own past")
+    if isinstance(picture, Mipmaps):
+        if (batch, 1, *picture.grid) != (1, *cells) or previous is not None:
+            raise ValueError(f"a picture that was measured on {picture.grid} is one still of those cells, got {cells}")
+        return picture
     return None if picture is None else _check_picture(config, picture, batch, cells)
 
 
@@ -81,8 +87,9 @@ def _check_picture(config: ARRCOCConfig, picture: Tensor, batch: int, cells: Gri
     return picture.flatten(0, 1)
 
 
-def extremes(tokens: Tensor, words: Tensor, relevance: Tensor, frames: Tensor | None) -> Tensor:
+def extremes(tokens: Tensor, words: Tensor, relevance: Tensor, frames: Tensor | Mipmaps | None) -> Tensor:
     """Least and largest value of each tensor, still on the device; NaN and infinity show in them."""
+    frames = frames.cells if isinstance(frames, Mipmaps) else frames
     values = [tokens, words, relevance] if frames is None else [tokens, words, relevance, frames]
     return torch.stack([end.float() for value in values for end in torch.aminmax(value.detach())])
 

@@ -105,15 +105,20 @@ def ask(
         str | None, typer.Option(help="Directory or Hub id of a supported model. [default: the embedded one]")
     ] = None,
     selector: Annotated[str | None, typer.Option(help="A selector's name, directory or Hub id.")] = None,
-    mode: Annotated[str, typer.Option(help="prune, weight or full.")] = "prune",
-    budget: Tokens = "0.25",
+    mode: Annotated[
+        str, typer.Option(help="prune, weight, full, or saccade: the whole picture small, details where it matters.")
+    ] = "prune",
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Tokens to keep: a number, a ratio in (0, 1], or auto. [default: 0.25; of saccade 529]"),
+    ] = None,
     overlay: Annotated[Path | None, typer.Option(help="Where a picture of what was looked at goes (PNG).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say what the model can be asked.")] = False,
 ) -> None:
     """Answer a question about a picture from the tokens that matter."""
     with _one_line_errors():
-        wanted = _parse_budget(budget)
+        wanted = _parse_budget(budget or ("529" if mode == "saccade" else "0.25"))
         errors = Console(stderr=True, highlight=False)
         with errors.status("opening the model and answering"):
             from arr_coc.commands.ask import ask as run

@@ -11,8 +11,12 @@ from PIL import Image
 
 from arr_coc.baselines import OracleSelector
 from arr_coc.config import Budget
+from arr_coc.gaze import Gaze
 from arr_coc.models.asking import ChatTokens
 from arr_coc.models.attaching import attach
+from arr_coc.models.building import Mode
+from arr_coc.models.messages import stand_in
+from arr_coc.models.preparing import prepare
 from arr_coc.selecting import Selector
 from arr_coc.worlds import Sample
 
@@ -27,6 +31,8 @@ def answer_samples(
     batch_size: int = 16,
     max_new_tokens: int = 16,
     query_layers: int = 0,
+    mode: Mode = "prune",
+    gaze: Gaze | None = None,
 ) -> list[str]:
     """Answers to samples, greedily, in batches.
 
@@ -38,14 +44,16 @@ def answer_samples(
             [`OracleSelector`] gets the samples' boxes.
         budget (`int`, `float` or `"auto"`, *optional*): visual tokens per picture.
         batch_size, max_new_tokens (`int`, *optional*): how many at once, and how long an answer may be.
-        query_layers (`int`, *optional*, defaults to 0): as in [`~arr_coc.prepare`].
+        query_layers, mode, gaze (*optional*): as in [`~arr_coc.prepare`]; saccades are cut from the samples' pictures
+            at their own resolution.
     """
     answers: list[str] = []
     stream = iter(samples)
     chat = ChatTokens.from_tokenizer(processor.tokenizer)
+    shown = stand_in if mode == "saccade" else lambda picture: picture
     while batch := list(islice(stream, batch_size)):
         inputs = processor.apply_chat_template(
-            [conversation(sample.picture, sample.question) for sample in batch],
+            [conversation(shown(sample.picture), sample.question) for sample in batch],
             add_generation_prompt=True,
             tokenize=True,
             return_dict=True,
@@ -56,6 +64,13 @@ def answer_samples(
             selector.boxes = [sample.boxes for sample in batch]
         options = {"max_new_tokens": max_new_tokens, "do_sample": False}
         if selector is None:
+            out = model.generate(**inputs, **options)
+        elif mode == "saccade":
+            pictures = [sample.picture for sample in batch]
+            inputs = prepare(
+                model, inputs, selector, mode=mode, budget=budget, query_layers=query_layers, chat=chat,
+                on_error="raise", images=pictures, gaze=gaze,
+            )  # fmt: skip
             out = model.generate(**inputs, **options)
         else:
             with attach(model, selector, budget=budget, chat=chat, query_layers=query_layers, on_error="raise"):

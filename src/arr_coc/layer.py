@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from arr_coc.attending import Plan, TokenAllocator, finish_plan, resolve_budget
-from arr_coc.balancing import SCORES, AdaptiveTensionBalancer, Balance
+from arr_coc.balancing import SCORES, AdaptiveTensionBalancer, Judgement
 from arr_coc.batching import group_queries, pad_words
 from arr_coc.checking import check_inputs, check_width, extremes, read_report, record_detector
 from arr_coc.config import ARRCOCConfig, Budget, Grid, cell_count, check_grid
 from arr_coc.graphs import GraphCache, may_replay
-from arr_coc.knowing import InformationScorer, Participation, ParticipatoryScorer, PerspectivalScorer
+from arr_coc.knowing import InformationScorer, ParticipatoryScorer, PerspectivalScorer
+from arr_coc.mipmaps import Mipmaps
+from arr_coc.outputs import Decision
 from arr_coc.saliency import picture_structure
 from arr_coc.saving import PretrainedModule
 from arr_coc.seeing import blank_texture, picture_texture, put_semantic, semantic_channels
@@ -31,31 +33,6 @@ _STRUCTURE = {
 FIXATION_FADE = 0.5
 # Above this, launching kernels is not what a call costs, and a recording would hold more than half a gigabyte.
 MOST_REPLAYED_PIXELS = 4096 * 4096
-
-
-class Decision(NamedTuple):
-    """Everything the layer works out on the device; shapes as in [`ARRCOCOutput`], lengths not yet known."""
-
-    scores: Tensor  # [B, 3, t, h, w]
-    relevance: Tensor
-    weights: Tensor
-    tensions: Tensor
-    indices: Tensor
-    mask: Tensor
-    budgets: Tensor
-    expected: Tensor
-    report: Tensor
-    texture: Tensor
-    pull: Tensor
-
-
-class Judgement(NamedTuple):
-    """What the scorers and the balancer made of a texture."""
-
-    information: Tensor  # [B, t, h, w]
-    perspectival: Tensor  # [B, t, h, w]
-    participation: Participation
-    balance: Balance
 
 
 @register_selector("arr-coc")
@@ -140,7 +117,7 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         *,
         grid: tuple[int, ...],
         cells: tuple[int, ...] | None = None,
-        picture: Tensor | None = None,
+        picture: Tensor | Mipmaps | None = None,
         word_mask: Tensor | None = None,
         budget: Budget | None = None,
         previous: PreviousFrame | None = None,
@@ -153,7 +130,8 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
             words (`Tensor` of shape `[B, Q, D]`): embeddings of the query's words.
             grid (`tuple[int, ...]`): `(h, w)` or `(t, h, w)` of the tokens.
             cells (`tuple[int, ...]`, *optional*): the grid on which relevance is asked, if another.
-            picture (`Tensor` of shape `[B, 3, H, W]` or `[B, t, 3, H, W]`, *optional*): in [0, 1].
+            picture (`Tensor` of shape `[B, 3, H, W]` or `[B, t, 3, H, W]`, *optional*): in [0, 1]; or, of one picture,
+                what was measured of it.
             word_mask (`Tensor` of shape `[B, Q]`, *optional*): False for padding words.
             budget (`int`, `float` or `"auto"`, *optional*): wins over the config's.
             previous (`PreviousFrame`, *optional*): see [`~ARRCOCLayer.remember`]; for single frames.
@@ -166,11 +144,10 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         wanted: Budget = "auto" if count is None else count
         settings = (grid, cells, wanted, previous)
         plain = previous is not None or self.text_detector is not None or not self.use_graphs
-        small = frames is None or frames.numel() <= 3 * MOST_REPLAYED_PIXELS
+        seen = frames.colour if isinstance(frames, Mipmaps) else frames
+        small = seen is None or seen.numel() <= 3 * MOST_REPLAYED_PIXELS
         if small and not plain and may_replay(tokens):
-            weights = tuple(parameter.data_ptr() for parameter in self.parameters())
-            inputs = (tokens, *pad_words(words, word_mask), frames)
-            decision: Decision = self._graphs(self._decide, inputs, (*settings, weights))
+            decision = self._replay(tokens, words, word_mask, frames, settings)
         else:
             decision = self._decide(tokens, words, word_mask, frames, *settings)
         report = read_report(decision.report, tokens.shape[0], frames is not None)
@@ -202,12 +179,35 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
             word_pull=decision.pull[:, : words.shape[1]] if details else None,
         )
 
+    def _replay(
+        self,
+        tokens: Tensor,
+        words: Tensor,
+        word_mask: Tensor | None,
+        frames: Tensor | Mipmaps | None,
+        settings: tuple[Any, ...],
+    ) -> Decision:
+        """[`_decide`] as a CUDA graph, from the third call of one shape on."""
+        weights = tuple(parameter.data_ptr() for parameter in self.parameters())
+        inputs = (tokens, *pad_words(words, word_mask))
+        if not isinstance(frames, Mipmaps):
+            replayed: Decision = self._graphs(self._decide, (*inputs, frames), (*settings, weights))
+            return replayed
+        count = len(frames.tensors)
+
+        def decide(tokens: Tensor, words: Tensor, mask: Tensor, *rest: Any) -> Decision:
+            return self._decide(tokens, words, mask, frames.with_tensors(rest[:count]), *rest[count + 2 :])
+
+        measured = (frames.level, frames.size)
+        of_measures: Decision = self._graphs(decide, (*inputs, *frames.tensors), (*measured, *settings, weights))
+        return of_measures
+
     def _decide(
         self,
         tokens: Tensor,
         words: Tensor,
         word_mask: Tensor | None,
-        frames: Tensor | None,
+        frames: Tensor | Mipmaps | None,
         grid: Grid,
         cells: Grid,
         budget: Budget,
@@ -267,9 +267,14 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         return None if self.project is None else semantic_channels(self.project.weight, tokens, grid, size)
 
     def read_texture(
-        self, tokens: Tensor, grid: Grid, cells: Grid, frames: Tensor | None, previous: PreviousFrame | None = None
+        self,
+        tokens: Tensor,
+        grid: Grid,
+        cells: Grid,
+        frames: Tensor | Mipmaps | None,
+        previous: PreviousFrame | None = None,
     ) -> Tensor:
-        """Texture `[B * t, C, h, w]` in float32 of frames `[B * t, 3, H, W]`, if there are any."""
+        """Texture `[B * t, C, h, w]` in float32 of frames `[B * t, 3, H, W]` or their measures, if there are any."""
         semantic = self._semantic(tokens, grid, (cells[1], cells[2]))
         if frames is None:
             return blank_texture(self.config, tokens.shape[0], cells, semantic, tokens.device)

@@ -7,8 +7,8 @@ that the detail which is lost at any scale is a subtraction (law of total varian
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -102,12 +102,23 @@ class Mipmaps:
         moments (`tuple[Tensor, ...]`): level `l` is `[B, 2, H / 2**l, W / 2**l]`, mean and mean square of the
             luminance over blocks of `2**l` pixels; level 0 is `None` unless it is the working level.
         level (`int`): the working level, `f = 2**level`.
+        size (`tuple[int, int]`): height and width of the picture in pixels.
     """
 
     cells: Tensor
     colour: Tensor
     moments: tuple[Tensor | None, ...]
     level: int
+    size: tuple[int, int]
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All that was measured, for [`~Mipmaps.with_tensors`]."""
+        return self.cells, self.colour, *self.moments
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Mipmaps:
+        """The same measures, kept in other tensors."""
+        return replace(self, cells=tensors[0], colour=tensors[1], moments=tuple(tensors[2:]))
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -187,7 +198,39 @@ def build_mipmaps(picture: Tensor, grid: tuple[int, int], coarsest: int) -> Mipm
     for _ in range(level):
         colour = halve(colour)
     cells = pool_to(picture, grid) if picture.dtype == torch.float32 else pool_to(picture, grid).float()
-    return Mipmaps(cells=cells, colour=colour.float(), moments=tuple(moments), level=level)
+    return Mipmaps(cells, colour.float(), tuple(moments), level, (height, width))
+
+
+def measure_strips(
+    strips: Iterable[Tensor], size: tuple[int, int], grid: tuple[int, int], coarsest: int, least: tuple[int, int]
+) -> Mipmaps:
+    """[`build_mipmaps`] of one picture that comes in strips, of which no more than one is held as floats at a time.
+
+    Args:
+        strips (`Iterable[Tensor]`): `[3, rows, W]` from top to bottom, bytes or floats in [0, 1]; all but the last have
+            a number of rows that `2**level` divides (whole cells do).
+        size (`tuple[int, int]`): height and width of the picture.
+        grid (`tuple[int, int]`): rows and columns of the cells.
+        coarsest (`int`): as in `build_mipmaps`.
+        least (`tuple[int, int]`): rows and columns that the reduced picture must have.
+    """
+    level = working_level(*size, grid)
+    while level and any(side >> level < wanted for side, wanted in zip(size, least, strict=True)):
+        level -= 1
+    reduced, colours = [], []
+    for strip in strips:
+        colour = strip[None].float() if strip.is_floating_point() else strip[None] / 255
+        luma = luminance(colour)
+        reduced.append(torch.cat([_reduce(luma, level), _reduce(luma.square(), level)], dim=1))  # [1, 2, h / f, W / f]
+        colours.append(_reduce(colour, level))
+    moments: list[Tensor | None] = [*[None] * level, torch.cat(reduced, dim=2)]
+    for _ in range(level, coarsest):
+        current = moments[-1]
+        if current is None or current.shape[-2:] == (1, 1):
+            break
+        moments.append(halve(current))
+    colour = torch.cat(colours, dim=2)
+    return Mipmaps(pool_to(colour, grid), colour, tuple(moments), level, size)
 
 
 def peak_to(x: Tensor, size: tuple[int, int]) -> Tensor:
@@ -197,3 +240,10 @@ def peak_to(x: Tensor, size: tuple[int, int]) -> Tensor:
         return F.max_pool2d(x, (rows, columns))
     pool: Callable[[Tensor, tuple[int, int]], Tensor] = F.adaptive_max_pool2d
     return pool(x, size)
+
+
+def _reduce(x: Tensor, level: int) -> Tensor:
+    """Means over blocks of `2**level` pixels; a single halving has a faster kernel than means of two."""
+    if level <= 1:
+        return halve(x) if level else x
+    return pool_to(x, (x.shape[-2] >> level, x.shape[-1] >> level))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -84,3 +85,19 @@ class ARRCOCOutput:
             texture=None if self.texture is None else self.texture[one],
             word_pull=None if self.word_pull is None else self.word_pull[one],
         )
+
+
+class Decision(NamedTuple):
+    """Everything the layer works out on the device; shapes as in [`ARRCOCOutput`], lengths not yet known."""
+
+    scores: Tensor  # [B, 3, t, h, w]
+    relevance: Tensor
+    weights: Tensor
+    tensions: Tensor
+    indices: Tensor
+    mask: Tensor
+    budgets: Tensor
+    expected: Tensor
+    report: Tensor
+    texture: Tensor
+    pull: Tensor

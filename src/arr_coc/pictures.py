@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 MAX_IMAGE_PIXELS = 256_000_000
@@ -97,7 +97,8 @@ def to_rgb(image: Image.Image) -> Picture:
     frames = getattr(image, "n_frames", 1)
     if frames > 1 and image.format != "MPO":  # MPO is how cameras store one photo with its preview
         notes.append(f"has {frames} frames, of which the first is used")
-    upright = ImageOps.exif_transpose(image)
+    # a picture that is upright and RGB is not copied: it may be all that fits into memory
+    upright = image if image.getexif().get(ExifTags.Base.Orientation, 1) == 1 else ImageOps.exif_transpose(image)
     if upright.mode == "F" or upright.mode.startswith("I"):
         kind = {"F": "floating point", "I": "32-bit"}.get(upright.mode, "16-bit")
         notes.append(f"was converted from {kind} grayscale")
@@ -108,7 +109,7 @@ def to_rgb(image: Image.Image) -> Picture:
         upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright)
     elif upright.mode != "RGB":
         notes.append(f"was converted from {upright.mode}")
-    return Picture(upright.convert("RGB"), tuple(notes))
+    return Picture(upright if upright.mode == "RGB" else upright.convert("RGB"), tuple(notes))
 
 
 def _eight_bit(values: np.ndarray, mode: str) -> np.ndarray:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from arr_coc.config import ARRCOCConfig, Grid
 from arr_coc.knowing import unit_rows
-from arr_coc.mipmaps import resize
-from arr_coc.texture import CHANNELS, SEMANTIC_CHANNELS, PreviousFrame, TextDetector, generate_texture_array
+from arr_coc.mipmaps import Mipmaps, resize
+from arr_coc.texture import CHANNELS, SEMANTIC_CHANNELS, PreviousFrame, TextDetector, describe, generate_texture_array
 
 
 def semantic_channels(projection: Tensor, tokens: Tensor, grid: Grid, size: tuple[int, int]) -> Tensor:
@@ -41,13 +41,18 @@ def blank_texture(
 
 def picture_texture(
     config: ARRCOCConfig,
-    frames: Tensor,
+    frames: Tensor | Mipmaps,
     cells: Grid,
     semantic: Tensor | None,
     previous: PreviousFrame | None,
     text_detector: TextDetector | None,
 ) -> Tensor:
-    """Texture `[B * t, C, h, w]` in float32 of frames `[B * t, 3, H, W]`; each of a clip knows the one before."""
+    """Texture `[B * t, C, h, w]` in float32 of frames `[B * t, 3, H, W]`; each of a clip knows the one before.
+
+    A still picture may have been measured already.
+    """
+    if isinstance(frames, Mipmaps):
+        return describe(frames, config.channels, semantic, config.gestalt_tokens, config.cell_pixels)
     if previous is None and cells[0] > 1 and config.channels == "full":
         clips = frames.view(-1, cells[0], *frames.shape[1:])
         previous = PreviousFrame(torch.cat([clips[:, :1], clips[:, :-1]], dim=1).flatten(0, 1))

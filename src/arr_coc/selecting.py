@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 from torch import Tensor
 
 from arr_coc.config import Budget, Grid, cell_count, check_grid
+from arr_coc.mipmaps import Mipmaps
 from arr_coc.outputs import ARRCOCOutput
 
 __all__ = [
@@ -48,7 +49,7 @@ class VisualQuery:
         grid (`tuple[int, int, int]`): `(t, h, w)` of the tokens.
         words (`Tensor` of shape `[Q, D]`): embeddings of the query's words.
         cells (`tuple[int, int, int]`, *optional*): `(t, h, w)` on which relevance is asked; the tokens' by default.
-        picture (`Tensor` of shape `[t, 3, H, W]`, *optional*): in [0, 1].
+        picture (`Tensor` of shape `[t, 3, H, W]` or `Mipmaps`, *optional*): in [0, 1], or what was measured of it.
         attention_reader, key_reader (`Callable`, *optional*): compute what an encoder layer's patches receive, and
             its keys, when asked.
 
@@ -67,7 +68,7 @@ class VisualQuery:
     grid: Grid
     words: Tensor
     cells: Grid = _SAME_AS_GRID
-    picture: Tensor | None = None
+    picture: Tensor | Mipmaps | None = None
     attention_reader: LayerReader | None = field(default=None, repr=False)
     key_reader: LayerReader | None = field(default=None, repr=False)
 
@@ -85,7 +86,7 @@ class VisualQuery:
         if self.words.shape[0] == 0:
             raise ValueError("`words` is empty; a query needs at least one word")
         check_cells(cells, grid)
-        if self.picture is not None and (
+        if isinstance(self.picture, Tensor) and (
             self.picture.ndim != 4 or self.picture.shape[:2] != (grid[0], 3) or 0 in self.picture.shape
         ):
             raise ValueError(f"`picture` must have shape [{grid[0]}, 3, H, W], got {tuple(self.picture.shape)}")

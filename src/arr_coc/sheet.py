@@ -24,6 +24,7 @@ _VIRIDIS = np.array(
 _PAPER, _INK, _FAINT = (250, 250, 248), (25, 25, 28), (110, 110, 116)
 _WIDTH, _MARGIN, _CAPTION = 1440, 24, 22
 _LARGE, _SMALL = 3, 10
+_NUMBERED = 12
 
 
 def colour_map(values: np.ndarray) -> Image.Image:
@@ -80,6 +81,72 @@ def show_kept(image: Image.Image, kept: np.ndarray) -> Image.Image:
     mask = Image.fromarray((kept * 255).astype(np.uint8)).resize(image.size, Image.Resampling.NEAREST)
     faded = Image.blend(image.convert("L").convert("RGB"), Image.new("RGB", image.size, _PAPER), 0.82)
     return Image.composite(image, faded, mask)
+
+
+def show_gaze(
+    image: Image.Image, grid: tuple[int, int], cells: np.ndarray, cell: int, scale: int, most: int = 1400
+) -> Image.Image:
+    """The picture `scale` times blurred, sharp in the cells that were looked at, each region numbered by its turn.
+
+    Args:
+        image (`PIL.Image.Image`): at full resolution.
+        grid (`tuple[int, int]`): rows and columns of its cells.
+        cells (`ndarray` of shape `[k]`): looked at, in order.
+        cell (`int`): pixels a side of one of them.
+        scale (`int`): cells of full resolution a side under one token of the gestalt.
+        most (`int`, *optional*): pixels of the longer side of what is drawn.
+    """
+    share = min(1.0, most / max(image.size))
+    size = (max(1, round(image.width * share)), max(1, round(image.height * share)))
+    sharp = image.resize(size, Image.Resampling.LANCZOS)
+    coarse = image.resize((max(1, image.width // scale), max(1, image.height // scale)), Image.Resampling.BOX)
+    blurred = Image.blend(coarse.resize(size, Image.Resampling.BICUBIC), Image.new("RGB", size, _PAPER), 0.45)
+    regions = find_regions(grid, cells)
+    reach = (grid[1] * cell * share, grid[0] * cell * share)  # the last cells may reach beyond the picture
+    mask = Image.fromarray(((regions > 0) * 255).astype(np.uint8)).resize(
+        (round(reach[0]), round(reach[1])), Image.Resampling.NEAREST
+    )
+    seen = Image.composite(sharp, blurred, mask.crop((0, 0, *size)))
+    pen, step = ImageDraw.Draw(seen), cell * share
+    ink = tuple(int(value) for value in _VIRIDIS[0])
+    for number in range(1, int(regions.max(initial=0)) + 1):
+        rows, columns = (regions == number).nonzero()
+        left, top = columns.min() * step, rows.min() * step
+        box = [left, top, (columns.max() + 1) * step, (rows.max() + 1) * step]
+        pen.rectangle(box, outline=ink, width=2)
+        if number <= _NUMBERED:
+            text, font = str(number), _font(max(12, round(size[0] / 60)))
+            width = pen.textlength(text, font=font) + 8
+            above = max(0.0, top - font.size - 6)  # type: ignore[union-attr]
+            pen.rectangle([left, above, left + width, above + font.size + 6], fill=ink)  # type: ignore[union-attr]
+            pen.text((left + 4, above + 1), text, fill=_PAPER, font=font)
+    return seen
+
+
+def find_regions(grid: tuple[int, int], cells: np.ndarray) -> np.ndarray:
+    """Regions `[h, w]` of cells that touch, numbered by the turn of their first cell; 0 where nothing was looked at.
+
+    Example:
+
+    ```python
+    >>> import numpy as np
+    >>> from arr_coc.sheet import find_regions
+    >>> find_regions((2, 4), np.array([3, 0, 4])).tolist()
+    [[2, 0, 0, 1], [2, 0, 0, 0]]
+
+    ```
+    """
+    turn = np.full((grid[0] + 2, grid[1] + 2), np.inf)
+    turn[1 + cells // grid[1], 1 + cells % grid[1]] = np.arange(len(cells))
+    chosen = np.isfinite(turn)
+    while True:  # the earliest turn spreads over its region
+        first = np.minimum.reduce([turn, *(np.roll(turn, by, axis) for axis in (0, 1) for by in (-1, 1))])
+        first = np.where(chosen, first, np.inf)
+        if (first == turn).all():
+            break
+        turn = first
+    numbers = np.unique(turn[chosen])
+    return np.where(chosen, np.searchsorted(numbers, turn) + 1, 0)[1:-1, 1:-1]
 
 
 def show_heat(image: Image.Image, values: np.ndarray) -> Image.Image:

@@ -8,8 +8,7 @@ that name: the table alone decides the order.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -19,7 +18,8 @@ from torch import Tensor
 
 from arr_coc.config import CHANNEL_SETS, ChannelSet
 from arr_coc.constants import constant
-from arr_coc.mipmaps import Mipmaps, build_mipmaps, gradient, halve, luminance, pool_to
+from arr_coc.memory import TEMPORAL, PreviousFrame, temporal_channels
+from arr_coc.mipmaps import Mipmaps, build_mipmaps, gradient, pool_to
 from arr_coc.patches import patches_from_picture, picture_from_patches
 from arr_coc.saliency import (
     centre_surround,
@@ -41,8 +41,6 @@ __all__ = [
 ]
 
 SEMANTIC_CHANNELS = 16
-# Frames after which three quarters of the trust in a carried relevance are gone.
-MEMORY_FRAMES = 8
 
 _CORE = (
     *("red", "green", "blue", "y", "x"),
@@ -50,15 +48,14 @@ _CORE = (
     *("saliency_intensity", "saliency_color", "saliency_orientation"),
     *("local_variance", "color_rarity"),
 )
-_TEMPORAL = ("motion", "carried_relevance", "carried_age", "carried_trust", "motion_boost", "fixation_history")
 _FULL = (
     *("red", "green", "blue", "y", "x", "eccentricity"),
     *("edges", "inverted_edges", "high_pass", "low_pass"),
-    *(_TEMPORAL[0], "saliency", "edge_distance"),
+    *(TEMPORAL[0], "saliency", "edge_distance"),
     *("cluster_largest", "cluster_second", "cluster_third"),
     "text",
     *(f"semantic_{i}" for i in range(SEMANTIC_CHANNELS)),
-    *_TEMPORAL[1:],
+    *TEMPORAL[1:],
     *("detail_lost", "detail_lost_octave"),
 )
 CHANNELS: Mapping[str, Mapping[str, int]] = MappingProxyType(
@@ -71,38 +68,6 @@ CHANNELS: Mapping[str, Mapping[str, int]] = MappingProxyType(
 
 TextDetector = Callable[[Tensor], Tensor]
 """Takes the picture `[B, 3, H, W]`, returns text likelihood `[B, h', w']` in [0, 1] at any size."""
-
-
-@dataclass(frozen=True, eq=False)
-class PreviousFrame:
-    """What is remembered of the frame before, for the temporal channels of a stream.
-
-    Args:
-        picture (`Tensor` of shape `[B, 3, H, W]`): the previous frame, in [0, 1].
-        relevance (`Tensor` of shape `[B, h, w]`, *optional*): its relevance.
-        age (`Tensor` of shape `[B, h, w]`, *optional*): frames since each cell was last looked at.
-        fixations (`Tensor` of shape `[B, h, w]`, *optional*): fading record in [0, 1] of where was looked.
-
-    [`ARRCOCLayer.remember`] makes it from a picture and its output.
-
-    Example:
-
-    ```python
-    >>> import torch
-    >>> from arr_coc import generate_texture_array
-    >>> from arr_coc.texture import CHANNELS, PreviousFrame
-    >>> black, white = torch.zeros(1, 3, 64, 64), torch.ones(1, 3, 64, 64)
-    >>> texture = generate_texture_array(white, (2, 2), "full", previous=PreviousFrame(black))
-    >>> texture[0, CHANNELS["full"]["motion"]].tolist()
-    [[1.0, 1.0], [1.0, 1.0]]
-
-    ```
-    """
-
-    picture: Tensor
-    relevance: Tensor | None = None
-    age: Tensor | None = None
-    fixations: Tensor | None = None
 
 
 def generate_texture_array(
@@ -157,22 +122,46 @@ def generate_texture_array(
         if semantic is not None:
             check_range(semantic.detach(), "semantic")
     with torch.no_grad():
-        # octaves between the picture and a gestalt of so many tokens, each of `cell_pixels` a side
-        octave = 0.5 * math.log2(max(1.0, image.shape[-2] * image.shape[-1] / (gestalt_tokens * cell_pixels**2)))
-        maps = build_mipmaps(image, grid, coarsest=math.ceil(octave) + 1)
-        seen = _look(maps)
-        by_name = _place_channels(maps)
-        if channels == "core":
-            by_name |= _core_channels(maps, seen)
-        else:
-            text = None if text_detector is None else _detected_text(text_detector, image, grid)
-            by_name |= _full_channels(maps, seen, text, octave) | _temporal_channels(maps, image, previous)
+        maps = build_mipmaps(image, grid, coarsest_level(image.shape[-2:], gestalt_tokens, cell_pixels))
+        text = None if text_detector is None else _detected_text(text_detector, image, grid)
+        octave = gestalt_octave(image.shape[-2:], gestalt_tokens, cell_pixels)
+        by_name = _channels(maps, channels, text, octave) | temporal_channels(maps, image, previous)
+    return _join(by_name, maps, channels, semantic).to(image.dtype)
+
+
+def describe(
+    maps: Mipmaps, channels: ChannelSet, semantic: Tensor | None, gestalt_tokens: int = 256, cell_pixels: int = 32
+) -> Tensor:
+    """[`generate_texture_array`] of a still picture that was measured already; float32."""
+    with torch.no_grad():
+        by_name = _channels(maps, channels, None, gestalt_octave(maps.size, gestalt_tokens, cell_pixels))
+        by_name |= temporal_channels(maps, None, None)
+    return _join(by_name, maps, channels, semantic)
+
+
+def gestalt_octave(size: Sequence[int], gestalt_tokens: int = 256, cell_pixels: int = 32) -> float:
+    """Octaves between a picture of a size and a gestalt of so many tokens, each of `cell_pixels` a side."""
+    return 0.5 * math.log2(max(1.0, size[0] * size[1] / (gestalt_tokens * cell_pixels**2)))
+
+
+def coarsest_level(size: Sequence[int], gestalt_tokens: int = 256, cell_pixels: int = 32) -> int:
+    """The coarsest mip level that the channels ask for."""
+    return math.ceil(gestalt_octave(size, gestalt_tokens, cell_pixels)) + 1
+
+
+def _channels(maps: Mipmaps, channels: ChannelSet, text: Tensor | None, octave: float) -> dict[str, Tensor]:
+    seen = _look(maps)
+    own = _core_channels(maps, seen) if channels == "core" else _full_channels(maps, seen, text, octave)
+    return _place_channels(maps) | own
+
+
+def _join(by_name: dict[str, Tensor], maps: Mipmaps, channels: ChannelSet, semantic: Tensor | None) -> Tensor:
     if channels == "full":
         if semantic is None:
-            semantic = maps.cells.new_full((image.shape[0], SEMANTIC_CHANNELS, *grid), 0.5)
+            semantic = maps.cells.new_full((maps.cells.shape[0], SEMANTIC_CHANNELS, *maps.grid), 0.5)
         by_name |= _named((f"semantic_{i}" for i in range(SEMANTIC_CHANNELS)), semantic.to(maps.cells.dtype))
     # the table alone decides the order
-    return torch.cat([by_name[name] for name in CHANNELS[channels]], dim=1).to(image.dtype)
+    return torch.cat([by_name[name] for name in CHANNELS[channels]], dim=1)
 
 
 def _named(names: Iterable[str], maps: Tensor) -> dict[str, Tensor]:
@@ -240,45 +229,6 @@ def _positions(grid: tuple[int, int], device: torch.device) -> Tensor:
     centre = [0.0 if side == 1 else 0.5 for side in grid]
     distance = (2 * ((y - centre[0]).square() + (x - centre[1]).square())).sqrt()
     return torch.stack([y, x, distance.clamp(max=1)])[None]
-
-
-def _temporal_channels(maps: Mipmaps, image: Tensor, previous: PreviousFrame | None) -> dict[str, Tensor]:
-    """Motion, and what is remembered; nothing for a picture with no past."""
-    nothing = maps.cells.new_zeros(maps.cells.shape[0], 1, *maps.grid)
-    if previous is None:
-        return dict.fromkeys(_TEMPORAL, nothing)
-    if previous.picture.shape != image.shape:
-        raise ValueError(
-            f"`previous` must have the picture's shape {tuple(image.shape)}, got {tuple(previous.picture.shape)}"
-        )
-    last = luminance(previous.picture)
-    for _ in range(maps.level):
-        last = halve(last)
-    motion = (2 * pool_to((maps.intensity - last).abs_(), maps.grid)).clamp_(max=1)  # [B, 1, h, w]
-    known = {}
-    for name in ("relevance", "age", "fixations"):
-        value = getattr(previous, name)
-        expected = (image.shape[0], *maps.grid)
-        if value is not None and tuple(value.shape) != expected:
-            raise ValueError(f"`previous.{name}` must have shape {expected}, got {tuple(value.shape)}")
-        known[name] = nothing if value is None else value[:, None].float()
-    carried = nothing
-    if previous.relevance is not None:
-        carried = _carry(known["relevance"], pool_to(previous.picture, maps.grid).float(), maps.cells)
-    trust = torch.exp(-known["age"] * (math.log(4) / MEMORY_FRAMES))
-    channels = (motion, carried, 1 - trust, carried * trust, motion * (0.5 + 0.5 * carried), known["fixations"])
-    return {name: value.clamp(0, 1) for name, value in zip(_TEMPORAL, channels, strict=True)}
-
-
-def _carry(relevance: Tensor, last: Tensor, now: Tensor) -> Tensor:
-    """Relevance moved with its content: each cell takes it from the most similar of the nine cells around it."""
-    batch, _, rows, columns = now.shape
-    around = F.unfold(F.pad(last, (1, 1, 1, 1), mode="replicate"), 3).view(batch, 3, 9, -1)  # [B, 3, 9, N]
-    difference = (around - now.view(batch, 3, 1, -1)).abs_().sum(dim=1)  # [B, 9, N]
-    difference[:, 4] -= 0.02  # what looks the same has not moved
-    source = difference.argmin(dim=1, keepdim=True)  # [B, 1, N]
-    values = F.unfold(F.pad(relevance, (1, 1, 1, 1), mode="replicate"), 3)  # [B, 9, N]
-    return values.gather(1, source).view(batch, 1, rows, columns)
 
 
 def _detected_text(detector: TextDetector, image: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -14,7 +14,7 @@ from arr_coc.models.answering import Answer, ARRCOCQwen
 from arr_coc.models.loading import SCOPE, find_base, quiet_loading
 from arr_coc.models.messages import make_messages
 from arr_coc.pictures import open_picture
-from arr_coc.sheet import save_image, show_kept
+from arr_coc.sheet import save_image, show_gaze, show_kept
 
 
 def ask(
@@ -43,15 +43,17 @@ def ask(
     cell = ARRCOCConfig.for_model(vlm.model).cell_pixels
     (_, rows, columns), _ = answer.kept[0]
     if overlay is not None:
-        save_image(draw_overlay(picture, answer, cell), overlay)
+        drawn = draw_gaze(picture, answer, cell) if mode == "saccade" else draw_overlay(picture, answer, cell)
+        save_image(drawn, overlay)
     notes = [f"The picture {note}." for note in opened.notes]
-    if chosen not in ("downsample", "half-and-half"):  # which change its size themselves
+    # some change its size themselves, and saccades are cut from the picture as it is
+    if mode != "saccade" and chosen not in ("downsample", "half-and-half"):
         notes += resized_note(picture.size, (columns * cell, rows * cell))
     return {
         "answer": answer.text,
         "mode": mode,
         "tokens": {"full": answer.tokens.full, "used": answer.tokens.used},
-        "budget": budget if mode == "prune" else None,
+        "budget": budget if mode in ("prune", "saccade") else None,
         "strategy": answer.strategy,
         "reason": answer.reason,
         **explain(answer.output),
@@ -69,6 +71,13 @@ def draw_overlay(picture: Image.Image, answer: Answer, cell: int = 32) -> Image.
     if rows * columns * cell**2 < 0.9 * picture.width * picture.height:
         picture = picture.resize((columns * cell, rows * cell)).resize(picture.size)
     return show_kept(picture, kept_cells(answer))
+
+
+def draw_gaze(picture: Image.Image, answer: Answer, cell: int = 32) -> Image.Image:
+    """The (first) picture as a gaze of saccades saw it: blurred, and sharp where it looked, in order."""
+    grid, cells = answer.kept[0]
+    scale = max(1, round((grid[1] * grid[2] / max(1, answer.tokens.used - len(cells))) ** 0.5))
+    return show_gaze(picture, grid[1:], cells, cell, scale if len(cells) else 1)
 
 
 def kept_cells(answer: Answer) -> np.ndarray:

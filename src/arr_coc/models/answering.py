@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -14,18 +14,20 @@ from torch import Tensor, nn
 
 from arr_coc.baselines import FullSelector
 from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, Budget, Grid
+from arr_coc.gaze import Gaze
 from arr_coc.models.asking import ChatTokens
 from arr_coc.models.attaching import Replacement
 from arr_coc.models.building import Mode
 from arr_coc.models.calling import SelectingCalls, check_generation
 from arr_coc.models.family import open_family
 from arr_coc.models.loading import find_base, load_model, load_processor, load_selector
-from arr_coc.models.messages import Message, Shown, check_messages, make_messages
-from arr_coc.models.preparing import OnError, Prepared, Settings, check_selector, prepare_with_outputs
+from arr_coc.models.messages import Message, Shown, check_messages, make_messages, put_stand_ins
+from arr_coc.models.preparing import prepare_with_outputs
+from arr_coc.models.settings import OnError, Prepared, Settings, check_selector
 from arr_coc.models.stages import Stopwatch
 from arr_coc.selecting import ARRCOCOutput, Selector, selector_name
 
-AnswerMode = Literal["full", "prune", "weight"]
+AnswerMode = Literal["full", "prune", "weight", "saccade"]
 STAGES = ("encode", "select", "prefill", "decode")
 
 
@@ -77,7 +79,7 @@ class ARRCOCQwen(nn.Module):
         model (`nn.Module`): a supported model.
         processor (`ProcessorMixin`): its processor.
         selector (`TokenSelector` or `PictureSelector`): decides which visual tokens stay.
-        mode, budget, query_layers, on_error: as in [`prepare`].
+        mode, budget, query_layers, on_error, gaze: as in [`prepare`].
 
     Example:
 
@@ -103,10 +105,11 @@ class ARRCOCQwen(nn.Module):
         budget: Budget | None = None,
         query_layers: int = 0,
         on_error: OnError = "full",
+        gaze: Gaze | None = None,
     ) -> None:
         super().__init__()
         chat = ChatTokens.from_tokenizer(processor.tokenizer)
-        settings = Settings(mode=mode, budget=budget, query_layers=query_layers, chat=chat, on_error=on_error)
+        settings = Settings(mode, budget, None, query_layers, chat, on_error, None, gaze)
         self.model = model
         self.processor = processor
         self._calls = SelectingCalls(open_family(model), selector, settings, model.__call__, model.generate)
@@ -210,6 +213,7 @@ class ARRCOCQwen(nn.Module):
         *,
         budget: Budget | None = None,
         mode: AnswerMode | None = None,
+        gaze: Gaze | None = None,
         streamer: Any = None,
         max_new_tokens: int = 128,
         do_sample: bool = False,
@@ -222,14 +226,16 @@ class ARRCOCQwen(nn.Module):
                 messages have transformers' form and may carry the question themselves.
             question (`str`, *optional*): what is asked.
             budget (`int`, `float` or `"auto"`, *optional*): visual tokens per picture; wins over the object's.
-            mode (`str`, *optional*): `"full"` (the plain model), `"prune"` or `"weight"`; wins over the object's.
+            mode (`str`, *optional*): `"full"` (the plain model), `"prune"`, `"weight"`, or `"saccade"`, which looks at
+                the pictures at their own resolution; wins over the object's.
+            gaze (`Gaze`, *optional*): of mode `"saccade"`; wins over the object's.
             streamer (`BaseStreamer`, *optional*): gets the answer as it is written.
             max_new_tokens, do_sample, generation: as in `generate`; one answer, greedy by default.
         """
         calls = self._calls
-        mode = calls.settings.mode if mode is None else mode
-        if mode not in ("full", "prune", "weight"):
-            raise ValueError(f"`mode` must be 'full', 'prune' or 'weight', got {mode!r}")
+        mode = mode or calls.settings.mode
+        if mode not in get_args(AnswerMode):
+            raise ValueError(f"`mode` must be one of {', '.join(get_args(AnswerMode))}, got {mode!r}")
         refused = {"num_return_sequences", "return_dict_in_generate", "generation_config"} & set(generation)
         if refused:
             raise ValueError(f"`answer` gives one text, so it takes no {sorted(refused)[0]}; use `generate`")
@@ -237,9 +243,13 @@ class ARRCOCQwen(nn.Module):
             calls.settings,
             mode="prune" if mode == "full" else mode,
             budget=calls.settings.budget if budget is None else budget,
+            gaze=gaze or (calls.settings.gaze if mode == "saccade" else None),
         )
         messages = make_messages(pictures, question)
         check_messages(messages, self.processor)
+        if mode == "saccade":
+            messages, originals = put_stand_ins(messages)
+            settings = replace(settings, images=originals)
         inputs = self.processor.apply_chat_template(
             messages,
             add_generation_prompt=True,
@@ -295,9 +305,21 @@ def _explain(prepared: Prepared, mode: str, selector: Selector) -> tuple[str, st
         return "all", "mode is full" if prepared.outputs else "there is no picture"
     if mode == "weight":
         return "weight", f"all {prepared.full} tokens stay, scaled by their relevance"
+    if mode == "saccade":
+        return "saccade", _explain_gaze(prepared)
     seen = [output for output in prepared.outputs if output is not None]
     if not seen:
         return selector_name(selector), "this selector gives no reasons"
     strategies = dict.fromkeys(output.strategy[0] for output in seen)
     reasons = dict.fromkeys(output.reason[0] for output in seen)
     return ", ".join(strategies), "; ".join(reasons)
+
+
+def _explain_gaze(prepared: Prepared) -> str:
+    """What was looked at, and why, in words."""
+    sharp = sum(len(cells) for _, cells in prepared.kept)
+    if not sharp:
+        return "the budget covers all of the picture"
+    whole = f"the whole picture in {prepared.used - sharp} tokens, then {sharp} of {prepared.full} at full resolution"
+    reasons = dict.fromkeys(output.reason[0].split(": ", 1)[-1] for output in prepared.outputs if output is not None)
+    return "; ".join([whole, *reasons])

@@ -11,11 +11,12 @@ from typing import Any, Self
 from torch import nn
 
 from arr_coc.config import Budget
+from arr_coc.gaze import Gaze
 from arr_coc.models.asking import ChatTokens
 from arr_coc.models.building import Mode
 from arr_coc.models.calling import SelectingCalls
 from arr_coc.models.family import open_family
-from arr_coc.models.preparing import OnError, Settings
+from arr_coc.models.settings import OnError, Settings
 from arr_coc.selecting import ARRCOCOutput, Selector
 
 _PATCHED = ("forward", "generate")
@@ -88,13 +89,15 @@ def attach(
     query_layers: int = 0,
     chat: ChatTokens | None = None,
     on_error: OnError = "full",
+    gaze: Gaze | None = None,
 ) -> Attachment:
     """Let `model(**inputs)` and `model.generate(**inputs)` select visual tokens, until `remove()` or the end of `with`.
 
     Args:
         model (`nn.Module`): a supported model, also below PEFT's LoRA; it is not changed but for these two methods.
         selector (`TokenSelector` or `PictureSelector`): decides which visual tokens stay.
-        mode, budget, query_layers, chat, on_error: as in [`prepare`].
+        mode, budget, query_layers, chat, on_error, gaze: as in [`prepare`]; saccades are cut from what the processor
+            delivered.
 
     Example:
 
@@ -113,5 +116,5 @@ def attach(
 
     ```
     """
-    settings = Settings(mode=mode, budget=budget, query_layers=query_layers, chat=chat, on_error=on_error)
+    settings = Settings(mode, budget, None, query_layers, chat, on_error, None, gaze)
     return Attachment(model, selector, settings)

@@ -19,7 +19,7 @@ from arr_coc.models.asking import Bools, Ints
 from arr_coc.models.family import Encoded, Family, Inputs
 from arr_coc.selecting import Selection
 
-Mode = Literal["prune", "weight"]
+Mode = Literal["prune", "weight", "saccade"]
 
 
 class Span(NamedTuple):
@@ -194,7 +194,7 @@ def _features(
 
 
 def _scale(selection: Selection, mode: Mode) -> Tensor | None:
-    if mode == "prune":
+    if mode != "weight":
         return selection.gate
     if selection.output is None:
         raise ValueError("mode 'weight' scales by relevance, which this selector does not give; use 'arr-coc'")

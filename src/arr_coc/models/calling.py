@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from arr_coc.models.family import Family
-from arr_coc.models.preparing import Settings, check_selector, prepare_with_outputs
+from arr_coc.models.preparing import prepare_with_outputs
+from arr_coc.models.settings import Settings, check_selector
 from arr_coc.selecting import ARRCOCOutput, Selector
 
 

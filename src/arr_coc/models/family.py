@@ -101,6 +101,19 @@ class Family:
 
         return Encoded(features, deepstack, EncoderReader(read, layers, len(modules)))
 
+    def encode_cells(self, patches: Tensor, cells: Sequence[Tensor], grids: Sequence[Grid]) -> Encoded:
+        """Encode chosen cells of still pictures alone, each at its true place, all pictures in one call.
+
+        Args:
+            patches (`Tensor` of shape `[n, F]`): rows of pixel values of all cells, picture by picture.
+            cells (`Sequence[Tensor]`): for each picture its chosen cells `[k]`, in the order of `patches`.
+            grids (`Sequence[Grid]`): token grid of each whole picture.
+        """
+        raise ValueError(
+            f"{self.config.model_type} reads whole pictures of one size, so that single cells cannot be encoded; "
+            "use mode 'prune'"
+        )
+
     def run_encoder(self, inputs: Inputs, kind: str) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Merged tokens `[N, D]` of all pictures of a kind, and further levels of them."""
         raise TypeError(f"{type(self).__name__} does not say how it encodes")
@@ -134,6 +147,14 @@ class Family:
     def resize(self, inputs: Inputs, kind: str, grids: Sequence[Grid]) -> dict[str, Tensor]:
         """The inputs that change when the pictures of a kind are resized to these token grids."""
         raise ValueError(f"{self.config.model_type} reads every picture at one size; use a selector that picks tokens")
+
+    def cut(self) -> dict[str, Any]:
+        """How pictures are cut into patches, as in [`~arr_coc.patches_from_picture`]."""
+        raise ValueError(f"{self.config.model_type} does not cut pictures into cells; use mode 'prune'")
+
+    def state_grids(self, kind: str, grids: Sequence[Grid], device: torch.device) -> dict[str, Tensor]:
+        """The inputs that tell the model of token grids."""
+        return {}
 
     def embed_words(self, ids: Tensor, layers: int = 0) -> Tensor:
         """Embeddings `[Q, D]` of words, or what the language model's first layers make of them read by themselves."""

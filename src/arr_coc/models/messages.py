@@ -84,3 +84,25 @@ def open_shown(picture: Any) -> Image.Image:
     if isinstance(picture, str | Path):
         return open_picture(picture).image
     raise TypeError(f"a picture must be a path, a PIL image or an array of bytes, got {type(picture).__name__}")
+
+
+def stand_in(picture: Image.Image, pixels: int = 2**16) -> Image.Image:
+    """A small copy of a picture that only holds its place in a prompt; read if the gaze fails."""
+    scale = min(1.0, (pixels / (picture.width * picture.height)) ** 0.5)
+    size = (max(64, round(picture.width * scale)), max(64, round(picture.height * scale)))
+    return picture.resize(size, Image.Resampling.BILINEAR, reducing_gap=1.0)
+
+
+def put_stand_ins(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Image.Image]]:
+    """The conversation with small copies of its pictures, and the pictures."""
+    originals: list[Image.Image] = []
+    smaller = []
+    for message in messages:
+        parts = []
+        for part in message["content"]:
+            if part.get("type") == "image":
+                originals.append(part["image"])
+                part = {**part, "image": stand_in(part["image"])}
+            parts.append(part)
+        smaller.append({**message, "content": parts})
+    return smaller, originals

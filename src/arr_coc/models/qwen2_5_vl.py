@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 from transformers.vision_utils import get_vision_window_index
 
+from arr_coc.config import Grid
 from arr_coc.models.family import Inputs, register_family
 from arr_coc.models.qwen2_vl import Qwen2VL
 
@@ -26,3 +30,20 @@ class Qwen25VL(Qwen2VL):
         )
         order: Tensor = index.argsort()
         return order
+
+    def cell_arguments(self, places: Sequence[Tensor], grids: Sequence[Grid]) -> dict[str, Tensor]:
+        """Chosen cells in the order of the encoder's windows, each window as long as it has cells."""
+        vision = self.config.vision_config
+        side = vision.window_size // vision.patch_size // vision.spatial_merge_size  # in cells
+        keys, first = [], 0
+        for place, (_, rows, columns) in zip(places, grids, strict=True):
+            across = -(-columns // side)
+            window = first + place[:, 0] // side * across + place[:, 1] // side
+            inside = place[:, 0] % side * side + place[:, 1] % side
+            keys.append(window * side**2 + inside)
+            first += -(-rows // side) * across
+        key = torch.cat(keys)
+        order = key.argsort()
+        _, counts = (key[order] // side**2).unique_consecutive(return_counts=True)
+        ends = (counts * vision.spatial_merge_size**2).cumsum(0, dtype=torch.int32)
+        return {"window_index": order, "cu_window_seqlens": torch.cat([ends.new_zeros(1), ends])}

@@ -13,7 +13,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb_vision
 
 from arr_coc.config import Grid
-from arr_coc.models.family import Family, Inputs, flat, register_family
+from arr_coc.models.family import Encoded, Family, Inputs, flat, register_family
 from arr_coc.models.reading import LayerInput
 from arr_coc.patches import CLIP_MEAN, CLIP_STD, patches_from_picture, picture_from_patches
 
@@ -45,6 +45,28 @@ class Qwen2VL(Family):
         output = getattr(self.inner, f"get_{kind}_features")(inputs[self.pixel_names[kind]], inputs[f"{kind}_grid_thw"])
         deepstack = tuple(flat(level) for level in getattr(output, "deepstack_features", None) or ())
         return flat(output.pooler_output), deepstack
+
+    def encode_cells(self, patches: Tensor, cells: Sequence[Tensor], grids: Sequence[Grid]) -> Encoded:
+        """Chosen cells through the encoder's own forward, which takes their places as arguments."""
+        merge = self.config.vision_config.spatial_merge_size
+        places = [torch.stack([own // grid[2], own % grid[2]], dim=1) for own, grid in zip(cells, grids, strict=True)]
+        inside = torch.cartesian_prod(*[torch.arange(merge, device=patches.device)] * 2)  # [m * m, 2]
+        positions = (torch.cat(places)[:, None] * merge + inside).flatten(0, 1)  # [n, 2]
+        lengths = torch.tensor([0] + [len(own) * merge**2 for own in cells], dtype=torch.int32)
+        output = self.inner.visual(
+            patches.to(self.inner.visual.dtype),
+            grid_thw=self.state_grids("image", grids, patches.device)["image_grid_thw"],
+            return_dict=True,
+            position_ids=positions,
+            cu_seqlens=lengths.cumsum(0, dtype=torch.int32).to(patches.device),
+            **self.cell_arguments(places, grids),
+        )
+        deepstack = tuple(flat(level) for level in getattr(output, "deepstack_features", None) or ())
+        return Encoded(flat(output.pooler_output), deepstack)
+
+    def cell_arguments(self, places: Sequence[Tensor], grids: Sequence[Grid]) -> dict[str, Tensor]:
+        """What else the encoder must be told of rows and columns `[k, 2]` of the chosen cells of each picture."""
+        return {}
 
     def encoder_attention(self) -> list[nn.Module]:
         """The attention module of each encoder layer."""
@@ -96,26 +118,31 @@ class Qwen2VL(Family):
 
     def pictures(self, inputs: Inputs, kind: str) -> list[Tensor] | None:
         """One frame per row of tokens, exactly as the processor had it after resizing."""
-        clips = picture_from_patches(inputs[self.pixel_names[kind]], inputs[f"{kind}_grid_thw"], **self._cut())
+        clips = picture_from_patches(inputs[self.pixel_names[kind]], inputs[f"{kind}_grid_thw"], **self.cut())
         return [clip[:: self.config.vision_config.temporal_patch_size] for clip in clips]
 
     def resize(self, inputs: Inputs, kind: str, grids: Sequence[Grid]) -> dict[str, Tensor]:
         """Pixel values and grids of the pictures at other sizes, resampled as the processor does (bicubic)."""
         pixels, patch_grid = inputs[self.pixel_names[kind]], inputs[f"{kind}_grid_thw"]
-        clips = picture_from_patches(pixels, patch_grid, **self._cut())
+        clips = picture_from_patches(pixels, patch_grid, **self.cut())
         cell = self.config.vision_config.patch_size * self.config.vision_config.spatial_merge_size
         rows, sizes = [], []
         for clip, (_, height, width) in zip(clips, grids, strict=True):
             size = (height * cell, width * cell)
             if clip.shape[2:] != size:
                 clip = F.interpolate(clip.float(), size, mode="bicubic", antialias=True).clamp(0, 1)
-            patches, patch_size = patches_from_picture(clip, **self._cut())
+            patches, patch_size = patches_from_picture(clip, **self.cut())
             rows.append(patches.to(pixels.dtype))
             sizes.append(patch_size)
         grid = torch.tensor(sizes, dtype=patch_grid.dtype, device=patch_grid.device)
         return {self.pixel_names[kind]: torch.cat(rows), f"{kind}_grid_thw": grid}
 
-    def _cut(self) -> dict[str, Any]:
+    def state_grids(self, kind: str, grids: Sequence[Grid], device: torch.device) -> dict[str, Tensor]:
+        """Patch grids."""
+        merge = self.config.vision_config.spatial_merge_size
+        return {f"{kind}_grid_thw": torch.tensor([(t, h * merge, w * merge) for t, h, w in grids], device=device)}
+
+    def cut(self) -> dict[str, Any]:
         """How pictures are cut into patches."""
         vision = self.config.vision_config
         return {

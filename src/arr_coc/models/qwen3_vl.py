@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
+from transformers.vision_utils import get_vision_interpolation_indices_and_weights
 
+from arr_coc.config import Grid
 from arr_coc.models.family import register_family
 from arr_coc.models.qwen2_vl import Qwen2VL
 from arr_coc.patches import HALF
@@ -18,6 +22,39 @@ class Qwen3VL(Qwen2VL):
     processor_class = "Qwen3VLProcessor"
     image_mean = HALF
     image_std = HALF
+
+    def cell_arguments(self, places: Sequence[Tensor], grids: Sequence[Grid]) -> dict[str, Tensor]:
+        """Where the cells' patches lie in the encoder's learned table of positions, which is stretched to the picture.
+
+        The table is stretched along each side by itself, so that a picture of one row and one of one column tell all.
+        """
+        visual, merge = self.inner.visual, self.config.vision_config.spatial_merge_size
+        side = visual.num_grid_per_side
+        indices, weights = [], []
+        inside = torch.cartesian_prod(*[torch.arange(merge, device=places[0].device)] * 2)  # [m * m, 2]
+        for place, (_, rows, columns) in zip(places, grids, strict=True):
+            patch = (place[:, None] * merge + inside).flatten(0, 1)  # [k * m * m, 2]
+            sides = []
+            for axis, length in enumerate((rows * merge, columns * merge)):
+                strip = (1, length, 1) if axis == 0 else (1, 1, length)
+                taps, share = get_vision_interpolation_indices_and_weights(
+                    torch.tensor([strip]),
+                    num_grid_per_side=side,
+                    mode=visual.interpolation_mode,
+                    align_corners=visual.interpolation_align_corners,
+                )  # [length, taps * taps], of which the other axis has
+                several = round(taps.shape[1] ** 0.5)
+                taps, share = (value.view(length, several, several) for value in (taps, share))
+                if axis == 0:
+                    sides.append((taps[:, :, 0] // side, share.sum(dim=2)))
+                else:
+                    sides.append((taps[:, 0] % side, share.sum(dim=1)))
+            (down, down_share), (along, along_share) = (
+                tuple(value.to(patch.device)[patch[:, axis]] for value in sides[axis]) for axis in (0, 1)
+            )
+            indices.append((down[:, :, None] * side + along[:, None]).flatten(1))
+            weights.append((down_share[:, :, None] * along_share[:, None]).flatten(1))
+        return {"interp_indices": torch.cat(indices), "interp_weights": torch.cat(weights)}
 
     def wrap(self, features: list[Tensor], deepstack: list[list[Tensor]]) -> Any:
         """Features of each picture and their rows of every DeepStack level."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from arr_coc.config import Grid, cell_count
+from arr_coc.gaze import nearest_cells
 from arr_coc.models.building import Prompt, choose_columns
 from arr_coc.models.family import Encoded, Family, Inputs
 from arr_coc.selecting import InvalidSelectorError, Selection, TokenSelector, VisualQuery
@@ -17,10 +18,20 @@ from arr_coc.selecting import InvalidSelectorError, Selection, TokenSelector, Vi
 
 def resize_prompt(family: Family, inputs: Inputs, prompt: Prompt, grids: Sequence[Grid]) -> dict[str, Any]:
     """The prompt as a processor would have made it for pictures of these grids."""
+    changed = restate_prompt(family, inputs, prompt, grids)
+    for kind in family.present(inputs):
+        own = [grid for span, grid in zip(prompt.spans, grids, strict=True) if span.kind == kind]
+        changed |= family.resize(inputs, kind, own)
+    return changed
+
+
+def restate_prompt(family: Family, inputs: Inputs, prompt: Prompt, grids: Sequence[Grid]) -> dict[str, Any]:
+    """The prompt with as many placeholders as pictures of these grids have tokens; their pixels stay as they are."""
     kept = []
     for span, (frames, rows, columns) in zip(prompt.spans, grids, strict=True):
         a_frame = span.grid[1] * span.grid[2]
-        kept.append((np.arange(frames)[:, None] * a_frame + np.arange(rows * columns)).ravel())
+        places = np.minimum(np.arange(rows * columns), a_frame - 1)  # of more tokens than there were, the last again
+        kept.append((np.arange(frames)[:, None] * a_frame + places).ravel())
     ids: Tensor = inputs["input_ids"]
     inputs = {name: value for name, value in inputs.items() if name != "position_ids"} | family.completed(inputs)
     source, valid = choose_columns(prompt, kept, ids.device)
@@ -30,7 +41,7 @@ def resize_prompt(family: Family, inputs: Inputs, prompt: Prompt, grids: Sequenc
             changed[name] = inputs[name].gather(1, source).masked_fill(~valid, padding)
     for kind in family.present(inputs):
         own = [grid for span, grid in zip(prompt.spans, grids, strict=True) if span.kind == kind]
-        changed |= family.resize(inputs, kind, own)
+        changed |= family.state_grids(kind, own, ids.device)
     return {**inputs, **changed}
 
 
@@ -55,7 +66,7 @@ def select_beside(
 
     The language model knows the spacing of the full picture's tokens, so the smaller one's are placed on its scale.
     """
-    beside = _select_counts(selector, queries, [count for _, count in plans])
+    beside = select_counts(selector, queries, [count for _, count in plans])
     selections, offsets = [], dict.fromkeys(small, 0)
     for span, chosen, (grid, _) in zip(prompt.spans, beside, plans, strict=True):
         begin = offsets[span.kind]
@@ -79,7 +90,7 @@ def select_beside(
     return selections
 
 
-def _select_counts(
+def select_counts(
     selector: TokenSelector, queries: Sequence[VisualQuery], counts: Sequence[int]
 ) -> list[Selection | None]:
     """Choose each picture's own number of tokens; pictures with the same number are chosen together."""
@@ -90,21 +101,3 @@ def _select_counts(
             raise InvalidSelectorError(f"the selector of the second half kept more than its {count} tokens")
         found = [new if own == count else old for old, new, own in zip(found, chosen, counts, strict=True)]
     return found
-
-
-def nearest_cells(small: Grid, full: Grid) -> Tensor:
-    """For each cell of a smaller grid the index `[n]` of the cell of the full one that is nearest to its middle.
-
-    Example:
-
-    ```python
-    >>> from arr_coc.models.resizing import nearest_cells
-    >>> nearest_cells((1, 1, 2), (1, 3, 6)).tolist()
-    [7, 10]
-
-    ```
-    """
-    rows = ((torch.arange(small[1]) + 0.5) * full[1] / small[1] - 0.5).round().long()
-    columns = ((torch.arange(small[2]) + 0.5) * full[2] / small[2] - 0.5).round().long()
-    frames = torch.arange(small[0])[:, None, None] * full[1] * full[2]
-    return (frames + rows[:, None] * full[2] + columns).flatten()

@@ -17,7 +17,8 @@ from arr_coc.evaluating import conversation
 from arr_coc.layer import ARRCOCLayer
 from arr_coc.models.asking import ChatTokens
 from arr_coc.models.family import open_family
-from arr_coc.models.preparing import Settings, prepare_with_outputs
+from arr_coc.models.preparing import prepare_with_outputs
+from arr_coc.models.settings import Settings
 from arr_coc.training.estimators import EstimatingSelector
 
 

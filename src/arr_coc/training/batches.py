@@ -21,8 +21,8 @@ class Source:
     def __init__(self, features: Features, size: int, seed: int) -> None:
         self.features, self.size, self.seed = features, size, seed
         self.groups: dict[object, list[int]] = defaultdict(list)
-        for number, grid in enumerate(features.grids):
-            self.groups[grid].append(number)
+        for number, grids in enumerate(zip(features.grids, features.cells, strict=True)):
+            self.groups[grids].append(number)
         self.length = sum(max(1, len(group) // size) for group in self.groups.values())
         self._epoch: tuple[int, list[list[int]]] = (-1, [])
 

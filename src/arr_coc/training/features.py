@@ -16,18 +16,18 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from arr_coc.config import Grid
+from arr_coc.config import Grid, cell_count
 from arr_coc.layer import ARRCOCLayer
 from arr_coc.metrics import cells_inside
-from arr_coc.models.family import Family, open_family
+from arr_coc.models.family import open_family
 from arr_coc.saving import set_aside, write_aside
 from arr_coc.training.examples import Ask, Shown, check_skipped, open_all, read_gaze
+from arr_coc.training.glances import Seer
 from arr_coc.worlds.sampling import Box
 
 FORMAT = 4  # to be raised when the same source gives other features or targets
@@ -38,14 +38,14 @@ BESIDE, NEAR, BACKGROUND, ALIKE = 0.45, 0.35, 0.2, 0.1
 
 
 class Batch(NamedTuple):
-    """Questions about pictures of one grid, as the layer takes them."""
+    """Questions about pictures of one size, as the layer takes them; with gaze, cells may be finer than tokens."""
 
     tokens: Tensor  # [B, N, D]
     texture: Tensor  # [B, C, h, w]
     words: Tensor  # [B, Q, D]
     word_mask: Tensor  # [B, Q]
-    target: Tensor  # [B, N]
-    grid: Grid
+    target: Tensor  # [B, h * w]
+    grid: Grid  # of the tokens
 
 
 @torch.no_grad()
@@ -57,6 +57,7 @@ def write_features(
     shown: Iterable[Shown],
     *,
     query_layers: int = 0,
+    gaze: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> None:
     """Encode pictures and questions into a directory; shards that are there are taken as they are.
@@ -67,6 +68,8 @@ def write_features(
         layer (`ARRCOCLayer`): makes the texture; its weights do not matter.
         shown (`Iterable[Shown]`): always the same in the same order, see `examples`.
         query_layers (`int`, *optional*, defaults to 0): as in [`~arr_coc.prepare`].
+        gaze (`bool`, *optional*, defaults to `False`): as mode `"saccade"` sees them: tokens of the gestalt, texture
+            and targets of the windows.
         progress (`Callable`, *optional*): told how many pictures were done.
     """
     directory = Path(directory)
@@ -76,7 +79,8 @@ def write_features(
     while some := list(islice(stream, SHARD)):
         path = directory / f"{number:05}.safetensors"
         if not path.exists():
-            _write_shard(path, family, processor, layer, some, query_layers)
+            see = Seer(family, processor, layer, gaze)
+            _write_shard(path, see, some, query_layers)
         with safe_open(path, "pt") as file:
             skipped += json.loads(file.metadata()["skipped"])
         number, done = number + 1, done + len(some)
@@ -86,18 +90,18 @@ def write_features(
     write_aside(directory / INDEX, json.dumps({"shards": number, "pictures": done}) + "\n")
 
 
-def _write_shard(
-    path: Path, family: Family, processor: Any, layer: ARRCOCLayer, some: list[Shown], query_layers: int
-) -> None:
+def _write_shard(path: Path, see: Seer, some: list[Shown], query_layers: int) -> None:
+    family, processor = see.family, see.processor
     tokens, textures, targets, index, asked, kinds, origins = [], [], [], [], [], [], []
     grids: list[Grid] = []
+    cells: list[Grid] = []
     rows: list[Tensor] = []
     places: dict[int, int] = {}  # of words that are the same everywhere
     pictures, skipped = open_all(some)
     for one, picture in pictures:
-        seen, texture, grid = _see(family, processor, layer, picture)
-        tokens.append(seen.half())
-        textures.append(texture.half())
+        seen = see(picture)
+        tokens.append(seen.tokens.half())
+        textures.append(seen.texture.half())
         for number, ask in enumerate(one.asks):
             ids = processor.tokenizer(ask.question, add_special_tokens=False, return_tensors="pt")["input_ids"][0]
             if not len(ids):
@@ -109,16 +113,18 @@ def _write_shard(
                     known = places[word] = len(rows)
                     rows.append(row)
                 index.append(known)
-            targets.append((make_target(ask, grid) * 255).round().to(torch.uint8).flatten())
+            targets.append((make_target(ask, seen.cells, seen.reach) * 255).round().to(torch.uint8).flatten())
             asked.append((len(grids), len(ids)))
             kinds.append(ask.kind)
             origins.append((one.name, number))
-        grids.append(grid)
+        grids.append(seen.grid)
+        cells.append(seen.cells)
     names = sorted(set(kinds))
     content = {
         "tokens": torch.cat(tokens) if tokens else torch.zeros(0, 1),
         "texture": torch.cat(textures) if textures else torch.zeros(0, 1),
         "grids": torch.tensor(grids).view(-1, 3),
+        "cells": torch.tensor(cells).view(-1, 3),
         "words": torch.stack(rows) if rows else torch.zeros(0, 1),
         "word_index": torch.tensor(index, dtype=torch.long),
         "targets": torch.cat(targets) if targets else torch.zeros(0, dtype=torch.uint8),
@@ -130,24 +136,16 @@ def _write_shard(
         save_file({name: value.contiguous() for name, value in content.items()}, aside, about)
 
 
-def _see(family: Family, processor: Any, layer: ARRCOCLayer, picture: Image.Image) -> tuple[Tensor, Tensor, Grid]:
-    """Tokens `[N, D]` and texture `[N, C]` of a picture."""
-    device = family.target.device
-    inputs = processor.image_processor(images=[picture], return_tensors="pt").to(device)
-    inputs["pixel_values"] = inputs["pixel_values"].to(family.target.dtype)
-    tokens, grid = family.encode(inputs, "image").features, family.grids(inputs, "image")[0]
-    shown = family.pictures(inputs, "image")
-    frames = None if shown is None else shown[0]
-    texture = layer.read_texture(tokens[None], grid, grid, frames, None)  # [1, C, h, w]
-    return tokens.cpu(), texture[0].flatten(1).mT.cpu(), grid
-
-
-def make_target(ask: Ask, grid: Grid) -> Tensor:
+def make_target(ask: Ask, grid: Grid, reach: tuple[float, float] = (1.0, 1.0)) -> Tensor:
     """What had to be looked at, `[h, w]` in [0, 1]: boxes, what surrounds them, nothing, what is alike, what distracts.
 
     A budget is larger than most boxes. What fills it first is what lies around them: without the cell to its left a
-    model does not see where a word begins. Last comes what was not asked for.
+    model does not see where a word begins. Last comes what was not asked for. The picture fills `reach` of the grid's
+    width and height.
     """
+    if reach != (1.0, 1.0):
+        boxes, others, alike = (_within(some, reach) for some in (ask.boxes, ask.others, ask.alike))
+        ask = replace(ask, boxes=boxes, others=others, alike=alike)
     if ask.gaze is not None:
         return torch.from_numpy(read_gaze(ask.gaze, grid[1], grid[2]))
     inside = cells_inside(ask.boxes, grid[1], grid[2]).float()
@@ -158,6 +156,12 @@ def make_target(ask: Ask, grid: Grid) -> Tensor:
     around = torch.where(beside > 0, BESIDE, torch.where(_grown(beside) > 0, NEAR, BACKGROUND))
     around = around.masked_fill(cells_inside(ask.alike, grid[1], grid[2]), ALIKE)
     return torch.where(inside > 0, 1.0, around.masked_fill(other, 0.0))
+
+
+def _within(boxes: Sequence[Box], reach: tuple[float, float]) -> tuple[Box, ...]:
+    """Boxes as shares of a grid that the picture does not fill."""
+    across, down = reach
+    return tuple((left * across, top * down, right * across, bottom * down) for left, top, right, bottom in boxes)
 
 
 def _grown(cells: Tensor) -> Tensor:
@@ -183,6 +187,7 @@ class _Place:
     shard: int
     picture: int
     first_token: int
+    first_cell: int
     first_word: int
     words: int
     first_target: int
@@ -201,7 +206,8 @@ class Features:
     def __init__(self, *directories: str | Path) -> None:
         self.shards: list[dict[str, Tensor]] = []
         self.places: list[_Place] = []
-        self.grids: list[Grid] = []
+        self.grids: list[Grid] = []  # of the tokens
+        self.cells: list[Grid] = []  # of texture and targets
         for directory in map(Path, directories):
             if not (directory / INDEX).is_file():
                 raise ValueError(f"{directory} has no features, or they are not complete; write them first")
@@ -214,15 +220,20 @@ class Features:
         with safe_open(path, "pt") as file:
             names, origins = (json.loads(file.metadata()[name]) for name in ("kinds", "origins"))
         shard = load_file(path)
-        counts = shard["grids"].prod(dim=1)
-        firsts = (counts.cumsum(0) - counts).tolist()
+        shard.setdefault("cells", shard["grids"])
+        firsts, first_cells = (
+            (counts.cumsum(0) - counts).tolist() for counts in (shard[name].prod(dim=1) for name in ("grids", "cells"))
+        )
         word, target = 0, 0
-        rows = zip(shard["asked"].tolist(), shard["kinds"].tolist(), origins, strict=True)
-        for (picture, words), kind, origin in rows:
-            t, h, w = shard["grids"][picture].tolist()
-            place = _Place(len(self.shards), picture, firsts[picture], word, words, target, names[kind], *origin)
+        asks = zip(shard["asked"].tolist(), shard["kinds"].tolist(), origins, strict=True)
+        for (picture, words), kind, origin in asks:
+            first = (firsts[picture], first_cells[picture])
+            place = _Place(len(self.shards), picture, *first, word, words, target, names[kind], *origin)
             self.places.append(place)
-            self.grids.append((t, h, w))
+            t, h, w = shard["cells"][picture].tolist()
+            frames, rows, columns = shard["grids"][picture].tolist()
+            self.grids.append((frames, rows, columns))
+            self.cells.append((t, h, w))
             word, target = word + words, target + t * h * w
         self.shards.append(shard)
 
@@ -231,17 +242,17 @@ class Features:
 
     def batch(self, numbers: list[int], device: torch.device | str = "cpu") -> Batch:
         """Questions of one grid, put together."""
-        [grid] = {self.grids[number] for number in numbers}
-        count = grid[0] * grid[1] * grid[2]
+        [(grid, cells)] = {(self.grids[number], self.cells[number]) for number in numbers}
+        count, amount = cell_count(grid), cell_count(cells)
         tokens, texture, words, target = [], [], [], []
         for number in numbers:
             place = self.places[number]
             shard = self.shards[place.shard]
-            cells = slice(place.first_token, place.first_token + count)
-            tokens.append(shard["tokens"][cells])
-            texture.append(shard["texture"][cells].mT.reshape(-1, grid[1], grid[2]))  # [C, h, w]
+            tokens.append(shard["tokens"][place.first_token : place.first_token + count])
+            own = shard["texture"][place.first_cell : place.first_cell + amount]
+            texture.append(own.mT.reshape(-1, cells[1], cells[2]))  # [C, h, w]
             words.append(shard["words"][shard["word_index"][place.first_word : place.first_word + place.words]])
-            target.append(shard["targets"][place.first_target : place.first_target + count])
+            target.append(shard["targets"][place.first_target : place.first_target + amount])
         mask = pad_sequence([torch.ones(len(one), dtype=torch.bool) for one in words], batch_first=True)
         return Batch(
             torch.stack(tokens).to(device).float(),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from arr_coc.layer import ARRCOCLayer, Judgement
+from arr_coc.balancing import Judgement
+from arr_coc.layer import ARRCOCLayer
 from arr_coc.metrics import overlap
 from arr_coc.training.features import Batch
 from arr_coc.training.losses import proxy_losses

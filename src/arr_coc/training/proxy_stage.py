@@ -14,7 +14,7 @@ from arr_coc.training.batches import Schedule, Source
 from arr_coc.training.features import INDEX, Batch, Features, features_key, weights_key, write_features
 from arr_coc.training.loop import LoopConfig, Say, check_run, open_accelerator, open_layer, train
 from arr_coc.training.proxy import ProxyTask
-from arr_coc.training.sources import open_source
+from arr_coc.training.sources import GAZE, open_source
 
 
 def cache_directory() -> Path:
@@ -76,7 +76,7 @@ def train_proxy(
         with accelerator.main_process_first():
             if not (folder / key / INDEX).exists():
                 write_features(
-                    folder / key, model, processor, layer, shown, query_layers=query_layers,
+                    folder / key, model, processor, layer, shown, query_layers=query_layers, gaze=name.startswith(GAZE),
                     progress=None if progress is None else lambda done, name=name: progress(name, done),  # type: ignore[misc]
                 )  # fmt: skip
         if key not in opened:

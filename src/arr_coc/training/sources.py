@@ -22,6 +22,10 @@ _SCENE_SIZES = ((384, 384), (512, 512), (512, 384), (384, 512), (448, 320), (320
 _PAGE_SIZES = ((768, 768), (768, 576), (576, 768), (512, 640))
 _NEEDLE_SIZES = ((1024, 1024), (1024, 768))
 WORLD_SIZES = {"pages": _PAGE_SIZES, "needles": _NEEDLE_SIZES}
+# More tokens than are read in mode "saccade".
+GAZE_SIZES = ((1024, 1024), (1024, 768), (768, 1024), (1280, 960))
+_GAZE_NEEDLE_SIZES = ((2048, 2048), (2048, 1536), (1024, 1024))
+GAZE = "gaze:"
 
 
 def world_size(world: str, number: int) -> tuple[int, int]:
@@ -35,7 +39,7 @@ def open_source(name: str, count: int, seed: int = 0, split: Split = "train") ->
 
     Args:
         name (`str`): a world or one kind of its questions (`scenes`, `scenes/read`), a folder in COCO format, or a
-            file of JSON lines, perhaps gzipped.
+            file of JSON lines, perhaps gzipped. With `gaze:` before it, for mode `"saccade"`: worlds are larger.
         count (`int`): how many samples of a world; files and folders are read to their end.
         seed (`int`, *optional*, defaults to 0): of a world's first sample, and of what is asked about photographs.
         split (`str`, *optional*, defaults to `"train"`): of worlds.
@@ -50,12 +54,16 @@ def open_source(name: str, count: int, seed: int = 0, split: Split = "train") ->
 
     ```
     """
+    gaze, name = name.startswith(GAZE), name.removeprefix(GAZE)
     world, _, kind = name.partition("/")
     path = Path(name)
     if world in list_worlds() and not path.exists():
         if kind:
             check_kind(world, kind)
-        return world_examples([name], count, split, seed, WORLD_SIZES.get(world, _SCENE_SIZES))
+        sizes = WORLD_SIZES.get(world, _SCENE_SIZES)
+        if gaze:
+            sizes = _GAZE_NEEDLE_SIZES if world == "needles" else GAZE_SIZES
+        return world_examples([name], count, split, seed, sizes)
     if path.is_dir():
         return coco_examples(path, seed)
     if path.is_file():

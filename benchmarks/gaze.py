@@ -1,0 +1,175 @@
+"""Time to the first token and peak memory from a decoded picture on the device: all tokens, fewer, or a gaze.
+
+    python benchmarks/gaze.py --device cuda --out benchmarks/results/gaze-h200.json
+
+Real shapes, random weights, bf16: times are real, answers are not. Every method starts from the same bytes `[3, H, W]`
+on the device and ends with the first logits; cutting, resizing, texture and selection are part of it. `--tiny` runs
+the same on small shapes anywhere.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import torch.nn.functional as F
+import typer
+from attach import IDS, SHAPES, TIMED, TINY, compile_layers
+from timing import Clock, machine, write_json
+
+from arr_coc import ARRCOCConfig, ARRCOCLayer, patches_from_picture, prepare
+from arr_coc.baselines import shrink_grid
+from arr_coc.gaze import DEFAULT_BUDGET, Gaze, plan_gaze
+from arr_coc.models.family import open_family
+from arr_coc.models.preparing import prepare_with_outputs
+from arr_coc.models.settings import Settings
+from arr_coc.models.stages import Stopwatch
+from arr_coc.sights import NativeSight
+
+SIZES = {1: (1024, 1024), 4: (2048, 2048), 12: (3008, 4032), 50: (6144, 8192), 200: (12288, 16384)}
+MOST_FULL = 13  # megapixels above which all tokens are not tried: the encoder's attention alone takes minutes
+WORDS = 40
+
+
+class Methods:
+    """Four ways from bytes to the first logits."""
+
+    def __init__(self, model: Any, picture: torch.Tensor) -> None:
+        self.model, self.picture = model, picture
+        self.family = open_family(model)
+        self.layer = ARRCOCLayer(ARRCOCConfig.for_model(model)).to(picture.device).eval()
+        self.cut = self.family.cut()
+        self.cell = self.cut["patch_size"] * self.cut["merge_size"]
+        self.grid = NativeSight(picture, self.cut, picture.device).grid
+        words = torch.randint(100, 5000, (WORDS,), generator=torch.Generator().manual_seed(0)).tolist()
+        self.before, self.after = words[:8], words[8:]
+
+    def inputs(self, picture: torch.Tensor | None, grid: tuple[int, int, int]) -> dict[str, torch.Tensor]:
+        """What a processor would deliver: a picture of floats, or nothing but its place."""
+        device, count = self.picture.device, grid[1] * grid[2]
+        image, start, end = (IDS[f"{name}_token_id"] for name in ("image", "vision_start", "vision_end"))
+        ids = torch.tensor([[*self.before, start, *[image] * count, end, *self.after]]).to(device)
+        dtype = self.model.dtype
+        if picture is None:
+            rows = torch.zeros(4 * count, 6 * self.cut["patch_size"] ** 2, dtype=dtype, device=device)
+        else:
+            rows = patches_from_picture(picture.to(dtype), **self.cut)[0]
+        return {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            "mm_token_type_ids": (ids == image).int(),
+            "pixel_values": rows,
+            "image_grid_thw": torch.tensor([[1, 2 * grid[1], 2 * grid[2]]]).to(device),
+        }
+
+    def resized(self, grid: tuple[int, int, int]) -> torch.Tensor:
+        size = (grid[1] * self.cell, grid[2] * self.cell)
+        picture = self.picture[None] / 255
+        if picture.shape[2:] != size:
+            picture = F.interpolate(picture, size, mode="bicubic", antialias=True).clamp_(0, 1)
+        return picture
+
+    def first_token(self, arguments: dict[str, Any]) -> Any:
+        return self.model(**arguments, use_cache=True, logits_to_keep=1).logits
+
+    def full(self) -> Any:
+        return self.first_token(self.inputs(self.resized(self.grid), self.grid))
+
+    def downsample(self) -> Any:
+        grid = shrink_grid(self.grid, DEFAULT_BUDGET)
+        return self.first_token(self.inputs(self.resized(grid), grid))
+
+    def prune(self) -> Any:
+        inputs = self.inputs(self.resized(self.grid), self.grid)
+        return self.first_token(prepare(self.model, inputs, self.layer, budget=DEFAULT_BUDGET, on_error="raise"))
+
+    def saccade(self) -> Any:
+        inputs = self.inputs(None, (1, 4, 4))
+        options = {"mode": "saccade", "images": [self.picture], "on_error": "raise"}
+        return self.first_token(prepare(self.model, inputs, self.layer, **options))
+
+    def stages(self) -> dict[str, float]:
+        """Milliseconds of one gaze by stage; texture alone beside them."""
+        watch = Stopwatch(self.picture.device)
+        inputs = self.inputs(None, (1, 4, 4))
+        settings = Settings(mode="saccade", images=[self.picture], on_error="raise")
+        prepared = prepare_with_outputs(self.family, inputs, self.layer, settings, watch)
+        with watch.stage("prefill"):
+            self.first_token(prepared.inputs)
+        return {"tokens": prepared.used, **{name: round(value, 2) for name, value in watch.milliseconds.items()}}
+
+    def texture(self) -> Any:
+        sight = NativeSight(self.picture, self.cut, self.picture.device)
+        plan = plan_gaze(sight.grid, None, Gaze())
+        tokens = torch.zeros(1, plan.gestalt[1] * plan.gestalt[2], self.layer.config.hidden_size, device=sight.device)
+        return self.layer.read_texture(tokens, plan.gestalt, plan.windows, sight.measure(plan))
+
+
+def measure(model: Any, name: str, pixels: int, picture: torch.Tensor, clock: Clock, repeats: int) -> list[dict]:
+    methods = Methods(model, picture)
+    calls: dict[str, Callable[[], Any]] = {"saccade": methods.saccade, "downsample": methods.downsample}
+    if pixels <= MOST_FULL:
+        calls |= {"prune": methods.prune, "full": methods.full}
+    for call in (methods.saccade, methods.saccade, methods.texture):
+        call()  # the layer is recorded at the second call of a size
+    peaks = {kind: clock.peak(call) for kind, call in calls.items()}
+    times = clock.compare(calls, repeats, 1)
+    texture = clock.compare({"texture": methods.texture}, repeats, 1)["texture"]
+    stages = methods.stages()
+    rows = []
+    for kind, seen in times.items():
+        row = {"model": name, "megapixels": pixels, "method": kind, "first_token": seen, "peak_mb": peaks[kind]}
+        row["times_downsample"] = round(seen["median_ms"] / times["downsample"]["median_ms"], 3)
+        if "full" in times:
+            row["share_of_full"] = round(seen["median_ms"] / times["full"]["median_ms"], 4)
+        if kind == "saccade":
+            row |= {"texture": texture, "stages_ms": stages}
+        rows.append(row)
+        print(f"{name} {pixels:4} MP {kind:10} {json.dumps(row)}", flush=True)
+    return rows
+
+
+def main(
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda" if torch.cuda.is_available() else "cpu",
+    out: Annotated[Path | None, typer.Option(help="Where the JSON goes; rows already there are replaced.")] = None,
+    repeats: Annotated[int, typer.Option(help="Timed runs of each row.")] = 7,
+    tiny: Annotated[bool, typer.Option(help="Small shapes, to try the script.")] = False,
+    model_name: Annotated[str, typer.Option("--model", help="Only models whose name contains this.")] = "",
+    compiled: Annotated[bool, typer.Option(help="Compile the layers of encoder and language model.")] = False,
+) -> None:
+    target = torch.device(device)
+    dtype = torch.bfloat16 if target.type == "cuda" else torch.float32
+    clock = Clock(target)
+    rows: list[dict] = json.loads(out.read_text())["rows"] if out is not None and out.exists() else []
+    known = TINY if tiny else {name: SHAPES[name] for name in TIMED}
+    sizes = {1: (1024, 1024), 2: (1100, 1900)} if tiny else SIZES
+    with torch.inference_mode():
+        for name, make in known.items():
+            if model_name not in name:
+                continue
+            torch.manual_seed(0)
+            torch.set_default_dtype(dtype)
+            with target:
+                model = make().eval()
+            torch.set_default_dtype(torch.float32)
+            if compiled:
+                name += ", layers compiled"
+                compile_layers(model)
+            for pixels, size in sizes.items():
+                picture = torch.randint(0, 256, (3, *size), dtype=torch.uint8, device=target)
+                block = measure(model, name, pixels, picture, clock, repeats)
+                rows = [row for row in rows if (row["model"], row["megapixels"]) != (name, pixels)] + block
+                if out is not None:
+                    content = {"machine": machine(target, dtype), "attention": model.config._attn_implementation}
+                    write_json(out, {**content, "rows": rows})
+            del model
+            gc.collect()
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    typer.run(main)

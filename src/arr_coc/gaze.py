@@ -1,0 +1,223 @@
+"""Gaze: the whole picture at low resolution (gestalt), then cells of full resolution where it matters (saccades).
+
+What is decided here needs no model: how many tokens of each, where they stand, in what order they are read, and which
+of the gestalt's tokens have nothing left to say.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from arr_coc.attending import resolve_budget
+from arr_coc.compression import Compress, check_compress
+from arr_coc.config import Budget, Grid, cell_count
+
+Overlap = Literal["keep", "drop"]
+Order = Literal["relevance", "raster"]
+
+DEFAULT_BUDGET = 529
+# Of the default budget; a smaller one is shared in the same proportion.
+GESTALT_TOKENS = 256
+# Relevance is asked on no more windows than this.
+MOST_WINDOWS = 2**15
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gaze:
+    """How a picture is looked at in mode `"saccade"`.
+
+    Args:
+        gestalt (`int`, *optional*): most tokens of the gestalt; by default 256 of 529, and as much of other budgets,
+            but never more than 256.
+        overlap (`str`, *optional*, defaults to `"drop"`): whether tokens of the gestalt that saccades cover entirely
+            stay (`"keep"`) or make room for further saccades (`"drop"`). What is seen twice is counted twice.
+        fixation (`int`, *optional*, defaults to 2): cells a side of the windows that are looked at, at most: windows
+            and tokens of the gestalt lie on one grid.
+        order (`str`, *optional*, defaults to `"relevance"`): saccades are read most relevant first, or row by row
+            (`"raster"`).
+        compress (`str`, *optional*): encode a larger gestalt and compress it to `gestalt` tokens, see
+            [`~arr_coc.compression`].
+
+    Example:
+
+    ```python
+    >>> from arr_coc import Gaze
+    >>> Gaze(overlap="keep").overlap
+    'keep'
+
+    ```
+    """
+
+    gestalt: int | None = None
+    overlap: Overlap = "drop"
+    fixation: int = 2
+    order: Order = "relevance"
+    compress: Compress | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("gestalt", self.gestalt), ("fixation", self.fixation)):
+            if name == "gestalt" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"`{name}` must be a whole number of at least 1, got {value!r}")
+        for name, known in (("overlap", get_args(Overlap)), ("order", get_args(Order))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"`{name}` must be {' or '.join(map(repr, known))}, got {getattr(self, name)!r}")
+        check_compress(self.compress)
+
+
+class GazePlan(NamedTuple):
+    """How one picture is looked at.
+
+    Args:
+        gestalt (`Grid`): tokens of the overview; the full grid if all of the picture is encoded.
+        scale (`int`): cells of full resolution a side under one token of the gestalt.
+        saccades (`int` or `None`): cells of full resolution beside it; `None` lets relevance decide.
+        side (`int`): cells a side of a window; divides `scale`.
+        tokens (`int`): most tokens of both together.
+    """
+
+    gestalt: Grid
+    scale: int
+    saccades: int | None
+    side: int
+    tokens: int
+
+    @property
+    def windows(self) -> Grid:
+        """On which relevance is asked."""
+        times = self.scale // self.side
+        return 1, self.gestalt[1] * times, self.gestalt[2] * times
+
+
+def plan_gaze(grid: Grid, budget: Budget | None, gaze: Gaze) -> GazePlan:
+    """Share a budget between gestalt and saccades of a picture of `grid` cells at full resolution.
+
+    Each token of the gestalt stands for a square of whole cells; the last ones may reach beyond the picture.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.gaze import Gaze, plan_gaze
+    >>> plan_gaze((1, 64, 64), None, Gaze())
+    GazePlan(gestalt=(1, 16, 16), scale=4, saccades=273, side=2, tokens=529)
+
+    ```
+    """
+    total = cell_count(grid)
+    wanted = resolve_budget(DEFAULT_BUDGET if budget is None else budget, total)
+    tokens = DEFAULT_BUDGET if wanted is None else wanted
+    if total <= tokens:
+        return GazePlan(grid, 1, 0, 1, total)
+    most = gaze.gestalt or min(GESTALT_TOKENS, max(1, tokens * GESTALT_TOKENS // DEFAULT_BUDGET))
+    scale, step = 2, 4 if total > MOST_WINDOWS else gaze.fixation
+    while cell_count(_shrunk(grid, scale)) > min(most, tokens):
+        scale += 1
+    if scale > 2 * step:  # in steps, so that whole windows fit; a small scale would lose too much by them
+        scale = -(-scale // step) * step
+    gestalt = _shrunk(grid, scale)
+    sides = [side for side in range(1, scale + 1) if scale % side == 0]
+    few = [side for side in sides if cell_count(gestalt) * (scale // side) ** 2 <= MOST_WINDOWS]
+    side = max([side for side in few if side <= gaze.fixation], default=few[0])
+    return GazePlan(gestalt, scale, None if wanted is None else tokens - cell_count(gestalt), side, tokens)
+
+
+def _shrunk(grid: Grid, scale: int) -> Grid:
+    return 1, -(-grid[1] // scale), -(-grid[2] // scale)
+
+
+def open_windows(windows: Tensor, plan: GazePlan, grid: Grid, most: int) -> Tensor:
+    """The cells `[k]` of windows `[m]`, window by window; at most so many, and none beyond the picture.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc.gaze import GazePlan, open_windows
+    >>> plan = GazePlan(gestalt=(1, 2, 2), scale=2, saccades=6, side=2, tokens=10)
+    >>> open_windows(torch.tensor([1, 0]), plan, (1, 3, 3), 6).tolist()
+    [2, 5, 0, 1, 3, 4]
+
+    ```
+    """
+    across = plan.windows[2]
+    inside = torch.arange(plan.side, device=windows.device)
+    rows = windows[:, None, None] // across * plan.side + inside[:, None]  # [m, side, 1]
+    columns = windows[:, None, None] % across * plan.side + inside  # [m, 1, side]
+    cells = (rows * grid[2] + columns).flatten()
+    real = ((rows < grid[1]) & (columns < grid[2])).flatten()
+    return cells[real][:most]
+
+
+def place_gestalt(plan: GazePlan, grid: Grid) -> Tensor:
+    """For each token of the gestalt the cell `[g]` in the middle of those it stands for.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.gaze import GazePlan, place_gestalt
+    >>> place_gestalt(GazePlan((1, 1, 2), 3, 4, 1, 6), (1, 3, 6)).tolist()
+    [7, 10]
+
+    ```
+    """
+    rows, columns = (
+        (torch.arange(parts) * plan.scale + (plan.scale - 1) // 2).clamp(max=cells - 1)
+        for parts, cells in zip(plan.gestalt[1:], grid[1:], strict=True)
+    )
+    return (rows[:, None] * grid[2] + columns).flatten()
+
+
+def replace_covered(cells: Tensor, plan: GazePlan, grid: Grid) -> tuple[Tensor, Tensor]:
+    """Of cells `[k]`, most relevant first, as many as fit when covered tokens of the gestalt make room for them.
+
+    Returns:
+        The cells that fit, and which tokens of the gestalt stay `[g]`.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc.gaze import GazePlan, replace_covered
+    >>> plan = GazePlan(gestalt=(1, 2, 2), scale=2, saccades=3, side=1, tokens=7)
+    >>> cells, stay = replace_covered(torch.tensor([0, 1, 4, 5, 2, 3]), plan, (1, 4, 4))
+    >>> cells.tolist(), stay.tolist()
+    ([0, 1, 4, 5], [False, True, True, True])
+
+    ```
+    """
+    place = cells.device
+    turn = torch.full((grid[1] * grid[2],), math.inf, device=place)
+    turn[cells] = torch.arange(1.0, len(cells) + 1, device=place)
+    rows, columns = (torch.arange(side, device=place) // plan.scale for side in grid[1:])
+    owner = (rows[:, None] * plan.gestalt[2] + columns).flatten()
+    # a token of the gestalt is covered when the last of its cells has had its turn
+    covered = torch.zeros(cell_count(plan.gestalt), device=place).scatter_reduce(0, owner, turn, "amax")
+    steps = torch.arange(len(cells) + 1, device=place)
+    dropped = torch.searchsorted(covered.sort().values, steps.float(), right=True)
+    fits = len(covered) - dropped + steps <= plan.tokens
+    count = int((fits * steps).max())
+    return cells[:count], covered > count
+
+
+def nearest_cells(small: Grid, full: Grid) -> Tensor:
+    """For each cell of a smaller grid the index `[n]` of the cell of the full one that is nearest to its middle.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.gaze import nearest_cells
+    >>> nearest_cells((1, 1, 2), (1, 3, 6)).tolist()
+    [7, 10]
+
+    ```
+    """
+    rows = ((torch.arange(small[1]) + 0.5) * full[1] / small[1] - 0.5).round().long()
+    columns = ((torch.arange(small[2]) + 0.5) * full[2] / small[2] - 0.5).round().long()
+    frames = torch.arange(small[0])[:, None, None] * full[1] * full[2]
+    return (frames + rows[:, None] * full[2] + columns).flatten()

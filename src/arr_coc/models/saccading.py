@@ -1,0 +1,215 @@
+"""Mode `"saccade"`: encode the whole picture small, ask where it matters, and encode full resolution only there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from arr_coc.config import Grid, cell_count
+from arr_coc.gaze import Gaze, GazePlan, open_windows, place_gestalt, plan_gaze, replace_covered
+from arr_coc.mipmaps import Mipmaps
+from arr_coc.models.building import Prompt, build, check_selections, read_prompt
+from arr_coc.models.family import Encoded, Family, Inputs
+from arr_coc.models.resizing import restate_prompt, select_counts
+from arr_coc.models.settings import Prepared, Settings, count_visual, embed_question
+from arr_coc.models.stages import Stopwatch
+from arr_coc.patches import patches_from_picture
+from arr_coc.selecting import InvalidSelectorError, Selection, Selector, TokenSelector, VisualQuery
+from arr_coc.sights import DeliveredSight, NativeSight, Sight
+
+logger = logging.getLogger(__name__)
+
+
+def prepare_saccades(
+    family: Family, inputs: Inputs, selector: Selector, settings: Settings, watch: Stopwatch
+) -> Prepared:
+    """[`~arr_coc.prepare`] in this mode."""
+    picking, gaze = _check(family, inputs, selector), settings.gaze or Gaze()
+    with watch.stage("select"):
+        prompt = read_prompt(family, inputs)
+        sights = _open_sights(family, inputs, prompt, settings.images)
+        full: Inputs = inputs
+        if settings.images is not None:
+            full = restate_prompt(family, inputs, prompt, [sight.grid for sight in sights])
+            prompt = read_prompt(family, full)
+        plans = [plan_gaze(sight.grid, settings.budget, gaze) for sight in sights]
+        words = embed_question(family, full, prompt, settings)
+        positions = family.positions(full)
+        maps = [_measure(sight, plan) for sight, plan in zip(sights, plans, strict=True)]
+    with watch.stage("encode"):
+        overview = encode_overviews(family, inputs, sights, plans, maps)
+    try:
+        with watch.stage("select"):
+            tokens = _split(overview.features.detach(), plans)
+            queries = [
+                VisualQuery(own, plan.gestalt, words[span.row].to(own), plan.windows, seen)
+                for span, plan, own, seen in zip(prompt.spans, plans, tokens, maps, strict=True)
+            ]
+            picking.check(queries)
+            chosen = _choose(picking, queries, plans, gaze)
+            looked = [
+                _look(one, plan, sight.grid, gaze) for one, plan, sight in zip(chosen, plans, sights, strict=True)
+            ]
+    except (InvalidSelectorError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if settings.on_error == "raise":
+            raise
+        what = "all visual tokens are kept" if settings.images is None else "the picture is read small"
+        logger.warning("selection failed, %s: %s", what, error)
+        total = count_visual(read_prompt(family, inputs))
+        everything = [(span.grid, np.arange(cell_count(span.grid))) for span in read_prompt(family, inputs).spans]
+        return Prepared(dict(inputs), [None] * len(sights), everything, total, total, str(error))
+    with watch.stage("encode"):
+        details = _encode_cells(family, sights, [cells for cells, _ in looked])
+    with watch.stage("select"):
+        selections = _join(overview, details, chosen, looked, plans, sights)
+        places = check_selections(prompt.spans, selections)
+        built = build(family, full, prompt, positions, {"image": overview}, selections, places, "saccade")
+        kept = [(sight.grid, cells.cpu().numpy()) for sight, (cells, _) in zip(sights, looked, strict=True)]
+    outputs = [None if one is None else one.output for one in chosen]
+    return Prepared(built, outputs, kept, count_visual(prompt), sum(map(len, places)))
+
+
+def _check(family: Family, inputs: Inputs, selector: Selector) -> TokenSelector:
+    if family.present(inputs) != ["image"]:
+        raise ValueError("mode 'saccade' looks at pictures; for clips use mode 'prune'")
+    if not isinstance(selector, TokenSelector):
+        raise ValueError("mode 'saccade' needs a selector that picks cells; this one changes the picture itself")
+    if selector.encoder_layers:
+        raise ValueError("this selector reads the encoder of the full picture, which mode 'saccade' never runs")
+    return selector
+
+
+def _open_sights(
+    family: Family, inputs: Inputs, prompt: Prompt, images: Sequence[Image.Image | Tensor] | None
+) -> list[Sight]:
+    """The pictures at full resolution: the originals, or what the processor delivered of them."""
+    device, cut = inputs["input_ids"].device, family.cut()
+    if images is not None:
+        if len(images) != len(prompt.spans):
+            raise ValueError(f"`images` has {len(images)} pictures, the prompt has {len(prompt.spans)}")
+        return [NativeSight(image, cut, device) for image in images]
+    pictures = family.pictures(inputs, "image")
+    if pictures is None:
+        raise ValueError(f"{family.config.model_type} does not show its pictures; use mode 'prune'")
+    rows: Tensor = inputs[family.pixel_names["image"]]
+    grids = [span.grid for span in prompt.spans]
+    a_cell = len(rows) // sum(map(cell_count, grids))
+    parts = torch.split(rows, [cell_count(grid) * a_cell for grid in grids])
+    return [DeliveredSight(*one) for one in zip(parts, [clip[0] for clip in pictures], grids, strict=True)]
+
+
+def _measure(sight: Sight, plan: GazePlan) -> Mipmaps | None:
+    """Nothing is measured of a picture that is encoded as a whole."""
+    if plan.saccades == 0 and plan.gestalt == sight.grid:
+        return None
+    return sight.measure(plan)
+
+
+def encode_overviews(
+    family: Family, inputs: Inputs, sights: Sequence[Sight], plans: Sequence[GazePlan], maps: Sequence[Mipmaps | None]
+) -> Encoded:
+    """All gestalts in one call of the encoder; a small picture is its own."""
+    rows = []
+    for sight, plan, seen in zip(sights, plans, maps, strict=True):
+        if seen is None:
+            rows.append(sight.patches(torch.arange(cell_count(sight.grid), device=sight.device)))
+        else:
+            rows.append(patches_from_picture(sight.overview(seen, plan.gestalt), **family.cut())[0])
+    name, device = family.pixel_names["image"], rows[0].device
+    pixels = torch.cat([row.to(family.target.dtype) for row in rows])
+    grids = family.state_grids("image", [plan.gestalt for plan in plans], device)
+    return family.encode({**inputs, name: pixels, **grids}, "image")
+
+
+def _split(rows: Tensor, plans: Sequence[GazePlan]) -> list[Tensor]:
+    return list(torch.split(rows, [cell_count(plan.gestalt) for plan in plans]))
+
+
+def _choose(
+    selector: TokenSelector, queries: Sequence[VisualQuery], plans: Sequence[GazePlan], gaze: Gaze
+) -> list[Selection | None]:
+    """Windows of each picture that has saccades."""
+    if any(plan.saccades is None for plan in plans):
+        return list(selector.select(queries, "auto"))
+    counts = []
+    for plan in plans:
+        # where tokens of the gestalt make room, more may fit than at first
+        cells = plan.tokens if _may_refill(selector, gaze) and plan.saccades else plan.saccades or 0
+        counts.append(min(-(-cells // plan.side**2), cell_count(plan.windows)))
+    return select_counts(selector, queries, counts)
+
+
+def _may_refill(selector: TokenSelector, gaze: Gaze) -> bool:
+    """Whether more cells than fit can be asked for: they are taken in their order, which most selectors do not give."""
+    return gaze.overlap == "drop" and isinstance(selector, nn.Module)
+
+
+def _look(one: Selection | None, plan: GazePlan, grid: Grid, gaze: Gaze) -> tuple[Tensor, Tensor | None]:
+    """The cells `[k]` of one picture in the order in which they are read, and which of the gestalt's tokens stay."""
+    if one is None:
+        return torch.zeros(0, dtype=torch.long), None
+    windows = one.indices
+    if one.output is not None:
+        windows = windows[one.output.order[0]]
+    most = plan.tokens if plan.saccades is None or gaze.overlap == "drop" else plan.saccades
+    cells, stay = open_windows(windows, plan, grid, most), None
+    if gaze.overlap == "drop":
+        cells, stay = replace_covered(cells, plan, grid)
+    return (cells.sort().values if gaze.order == "raster" else cells), stay
+
+
+def _encode_cells(family: Family, sights: Sequence[Sight], cells: Sequence[Tensor]) -> Encoded | None:
+    """All saccades of a batch in one call of the encoder."""
+    looked = [(sight, own) for sight, own in zip(sights, cells, strict=True) if len(own)]
+    if not looked:
+        return None
+    patches = torch.cat([sight.patches(own).to(family.target.dtype) for sight, own in looked])
+    return family.encode_cells(patches, [own for _, own in looked], [sight.grid for sight, _ in looked])
+
+
+def _join(
+    overview: Encoded,
+    details: Encoded | None,
+    chosen: Sequence[Selection | None],
+    looked: Sequence[tuple[Tensor, Tensor | None]],
+    plans: Sequence[GazePlan],
+    sights: Sequence[Sight],
+) -> list[Selection]:
+    """Gestalt first, then saccades. Both stand on the scale of the full grid, whose spacing the model knows."""
+    wholes = list(zip(*(_split(level, plans) for level in (overview.features, *overview.deepstack)), strict=True))
+    counts = [len(cells) for cells, _ in looked]
+    parts: list[tuple[Tensor, ...]] = [()] * len(plans)
+    if details is not None:
+        parts = list(
+            zip(*(torch.split(level, counts) for level in (details.features, *details.deepstack)), strict=True)
+        )
+    selections = []
+    for whole, part, one, (cells, stay), plan, sight in zip(wholes, parts, chosen, looked, plans, sights, strict=True):
+        places = place_gestalt(plan, sight.grid).to(whole[0].device)
+        levels = list(whole)
+        if stay is not None:
+            places, levels = places[stay], [level[stay] for level in levels]
+        if len(cells):
+            gate = _gate(one, cells, plan, sight.grid)
+            details_of = part if gate is None else tuple(level * gate.to(level.dtype)[:, None] for level in part)
+            levels = [torch.cat(both) for both in zip(levels, details_of, strict=True)]
+            places = torch.cat([places, cells])
+        output = None if one is None else one.output
+        selections.append(Selection(places, levels[0], tuple(levels[1:]), output=output))
+    return selections
+
+
+def _gate(one: Selection | None, cells: Tensor, plan: GazePlan, grid: Grid) -> Tensor | None:
+    """The gate `[k]` of each cell's window, if there is a gradient to carry."""
+    if one is None or one.gate is None:
+        return None
+    gates = one.gate.new_ones(cell_count(plan.windows)).scatter(0, one.indices, one.gate)
+    window = cells // grid[2] // plan.side * plan.windows[2] + cells % grid[2] // plan.side
+    return gates[window]
