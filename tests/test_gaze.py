@@ -166,9 +166,9 @@ def test_chosen_cells_are_encoded_at_their_true_places_and_pictures_do_not_mix(f
         both = opened.encode_cells(rows, cells, grids).features
         first = opened.encode_cells(rows[:12], cells[:1], grids[:1]).features
         moved = opened.encode_cells(rows[:12], [torch.tensor([3, 17, 10])], grids[:1]).features
-        turned = opened.encode_cells(
-            rows[:12].view(3, 4, -1)[[2, 0, 1]].flatten(0, 1), [cells[0][[2, 0, 1]]], grids[:1]
-        )
+        turn = [2, 0, 1]
+        patches = rows[:12].view(3, 4, -1)[turn].flatten(0, 1)
+        turned = opened.encode_cells(patches, [cells[0][turn]], grids[:1])
     torch.testing.assert_close(both[:3], first)
     torch.testing.assert_close(turned.features, first[turn])  # the order of the cells does not matter
     assert not torch.allclose(moved, first, atol=1e-3)
@@ -278,10 +278,9 @@ def test_attach_generates_as_prepare_does_and_leaves_the_prompt_in_front():
     expected = model.generate(**gaze_at(model, inputs, selector), **options)
     with attach(model, selector, mode="saccade", budget=60):
         out = model.generate(**inputs, **options)
-    assert torch.equal(out[:, : inputs["input_ids"].shape[1]], inputs["input_ids"])
-    assert torch.equal(
-        out[:, inputs["input_ids"].shape[1] :], expected[:, -(out.shape[1] - inputs["input_ids"].shape[1]) :]
-    )
+    length = inputs["input_ids"].shape[1]
+    assert torch.equal(out[:, :length], inputs["input_ids"])
+    assert torch.equal(out[:, length:], expected[:, length - out.shape[1] :])
 
 
 def test_gradients_of_the_answer_reach_the_selector():
