@@ -11,6 +11,7 @@ from arr_coc.gaze import GazePlan, open_windows, place_gestalt, plan_gaze, repla
 from arr_coc.mipmaps import build_mipmaps
 from arr_coc.models.family import open_family
 from arr_coc.sights import NativeSight
+from arr_coc.texture import describe
 
 CELL = PATCH * MERGE
 LARGE = [("text", 4), ("image", (1, 24, 40)), ("text", 6)]  # 12 x 20 cells
@@ -115,6 +116,16 @@ def test_a_sight_measures_as_if_the_picture_were_whole(size, kind, monkeypatch):
         torch.testing.assert_close(found.colour, whole.colour, atol=1e-5, rtol=0)
     for level in range(max(found.level, whole.level), len(found.moments)):
         torch.testing.assert_close(found.moments[level], whole.moments[level], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("size", [(1024, 1024), (1536, 2048), (736, 768), (400, 3000)])
+def test_every_channel_can_be_told_from_what_was_measured(size):
+    sight = NativeSight(noise(*size), CUT, torch.device("cpu"))
+    for fixation in (1, 2, 4):
+        plan = plan_gaze(sight.grid, None, Gaze(fixation=fixation))
+        texture = describe(sight.measure(plan), "full", None)
+        assert texture.shape == (1, 40, *plan.windows[1:])
+        assert 0 <= texture.min() <= texture.max() <= 1
 
 
 @pytest.mark.parametrize("kind", ["tensor", "file"])

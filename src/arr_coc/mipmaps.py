@@ -202,7 +202,11 @@ def build_mipmaps(picture: Tensor, grid: tuple[int, int], coarsest: int) -> Mipm
 
 
 def measure_strips(
-    strips: Iterable[Tensor], size: tuple[int, int], grid: tuple[int, int], coarsest: int, least: tuple[int, int]
+    strips: Iterable[Tensor],
+    size: tuple[int, int],
+    grid: tuple[int, int],
+    levels: tuple[int, int],
+    least: tuple[int, int],
 ) -> Mipmaps:
     """[`build_mipmaps`] of one picture that comes in strips, of which no more than one is held as floats at a time.
 
@@ -211,10 +215,10 @@ def measure_strips(
             a number of rows that `2**level` divides (whole cells do).
         size (`tuple[int, int]`): height and width of the picture.
         grid (`tuple[int, int]`): rows and columns of the cells.
-        coarsest (`int`): as in `build_mipmaps`.
+        levels (`tuple[int, int]`): the finest and the coarsest that will be asked for.
         least (`tuple[int, int]`): rows and columns that the reduced picture must have.
     """
-    level = working_level(*size, grid)
+    level = min(working_level(*size, grid), levels[0])
     while level and any(side >> level < wanted for side, wanted in zip(size, least, strict=True)):
         level -= 1
     reduced, colours = [], []
@@ -224,7 +228,7 @@ def measure_strips(
         reduced.append(torch.cat([_reduce(luma, level), _reduce(luma.square(), level)], dim=1))  # [1, 2, h / f, W / f]
         colours.append(_reduce(colour, level))
     moments: list[Tensor | None] = [*[None] * level, torch.cat(reduced, dim=2)]
-    for _ in range(level, coarsest):
+    for _ in range(level, levels[1]):
         current = moments[-1]
         if current is None or current.shape[-2:] == (1, 1):
             break

@@ -16,7 +16,7 @@ from arr_coc.config import Grid
 from arr_coc.gaze import GazePlan
 from arr_coc.mipmaps import Mipmaps, measure_strips
 from arr_coc.patches import patches_from_picture
-from arr_coc.texture import coarsest_level
+from arr_coc.texture import coarsest_level, gestalt_octave
 
 # Pixels that are held as floats at a time.
 STRIP_PIXELS = {"cpu": 2**21, "cuda": 2**26}
@@ -44,9 +44,10 @@ class Sight(ABC):
         step = self.cell * plan.side
         rows = max(1, STRIP_PIXELS[self.device.type] // (step * size[1])) * step
         strips = (self._filled(top, min(rows, size[0] - top), size[1]) for top in range(0, size[0], rows))
-        coarsest = coarsest_level(size, cell_pixels=self.cell)
+        finest = max(1, int(gestalt_octave(size, cell_pixels=self.cell)))
+        levels = (finest, coarsest_level(size, cell_pixels=self.cell))
         least = (plan.gestalt[1] * self.cell, plan.gestalt[2] * self.cell)
-        return measure_strips(strips, size, plan.windows[1:], coarsest, least)
+        return measure_strips(strips, size, plan.windows[1:], levels, least)
 
     def overview(self, maps: Mipmaps, grid: Grid) -> Tensor:
         """The picture `[1, 3, h, w]` at the size of a gestalt, from what was measured."""
