@@ -167,7 +167,7 @@ def test_features_are_written_on_the_device_as_on_the_cpu(tmp_path):
         write_features(tmp_path / device, model.to(device), processor, layer, open_source("scenes", 2))
         found.append(Features(tmp_path / device).batch([0]))
     for here, there in zip(found[0][:5], found[1][:5], strict=True):
-        torch.testing.assert_close(there, here, rtol=0, atol=0.02)  # kept in half precision
+        torch.testing.assert_close(there, here, rtol=2e-3, atol=0.02)  # kept in half precision
 
 
 @pytest.mark.parametrize("native", [True, False])

@@ -53,16 +53,21 @@ class Qwen2VL(Family):
         inside = torch.cartesian_prod(*[torch.arange(merge, device=patches.device)] * 2)  # [m * m, 2]
         positions = (torch.cat(places)[:, None] * merge + inside).flatten(0, 1)  # [n, 2]
         lengths = torch.tensor([0] + [len(own) * merge**2 for own in cells], dtype=torch.int32)
+        known = {"cu_seqlens": lengths.cumsum(0, dtype=torch.int32), **self.cell_arguments(places, grids)}
         output = self.inner.visual(
             patches.to(self.inner.visual.dtype),
             grid_thw=self.state_grids("image", grids, patches.device)["image_grid_thw"],
             return_dict=True,
             position_ids=positions,
-            cu_seqlens=lengths.cumsum(0, dtype=torch.int32).to(patches.device),
-            **self.cell_arguments(places, grids),
+            **{name: value.to(self._home(name, patches.device)) for name, value in known.items()},
         )
         deepstack = tuple(flat(level) for level in getattr(output, "deepstack_features", None) or ())
         return Encoded(flat(output.pooler_output), deepstack)
+
+    def _home(self, name: str, device: torch.device) -> torch.device:
+        """Where the encoder reads what it is told: lengths on the host at each layer, but for flash attention."""
+        flash = "flash" in str(self.inner.visual.config._attn_implementation)
+        return device if flash or "seqlens" not in name else torch.device("cpu")
 
     def cell_arguments(self, places: Sequence[Tensor], grids: Sequence[Grid]) -> dict[str, Tensor]:
         """What else the encoder must be told of rows and columns `[k, 2]` of the chosen cells of each picture."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from arr_coc.config import Grid, cell_count
 from arr_coc.gaze import Gaze, GazePlan, open_windows, place_gestalt, plan_gaze, replace_covered
 from arr_coc.mipmaps import Mipmaps
-from arr_coc.models.building import Prompt, build, check_selections, read_prompt
+from arr_coc.models.building import Prompt, build, read_prompt
 from arr_coc.models.family import Encoded, Family, Inputs
 from arr_coc.models.resizing import restate_prompt, select_counts
 from arr_coc.models.settings import Prepared, Settings, count_visual, embed_question
@@ -33,16 +34,15 @@ def prepare_saccades(
     with watch.stage("select"):
         prompt = read_prompt(family, inputs)
         sights = _open_sights(family, inputs, prompt, settings.images)
-        full: Inputs = inputs
-        if settings.images is not None:
-            full = restate_prompt(family, inputs, prompt, [sight.grid for sight in sights])
-            prompt = read_prompt(family, full)
         plans = [plan_gaze(sight.grid, settings.budget, gaze) for sight in sights]
-        words = embed_question(family, full, prompt, settings)
-        positions = family.positions(full)
+        rooms = [_room(sight.grid, plan) for sight, plan in zip(sights, plans, strict=True)]
+        room = restate_prompt(family, inputs, prompt, rooms)
+        prompt = read_prompt(family, room)
+        words = embed_question(family, room, prompt, settings)
+        positions = family.positions(room)
         maps = [_measure(sight, plan) for sight, plan in zip(sights, plans, strict=True)]
     with watch.stage("encode"):
-        overview = encode_overviews(family, inputs, sights, plans, maps)
+        overview = encode_overviews(family, sights, plans, maps)
     try:
         with watch.stage("select"):
             tokens = _split(overview.features.detach(), plans)
@@ -69,11 +69,34 @@ def prepare_saccades(
         details = _encode_cells(family, sights, [cells for cells, _ in looked])
     with watch.stage("select"):
         selections = _join(overview, details, chosen, looked, plans, sights)
-        places = check_selections(prompt.spans, selections)
-        built = build(family, full, prompt, positions, {"image": overview}, selections, places, "saccade")
+        positions = _place(positions, prompt, selections, sights)
+        taken = [replace(one, indices=torch.arange(len(one.indices), device=one.indices.device)) for one in selections]
+        places = [np.arange(len(one.indices)) for one in selections]
+        built = build(family, room, prompt, positions, {"image": overview}, taken, places, "saccade")
         kept = [(sight.grid, cells.cpu().numpy()) for sight, (cells, _) in zip(sights, looked, strict=True)]
     outputs = [None if one is None else one.output for one in chosen]
-    return Prepared(built, outputs, kept, count_visual(prompt), sum(map(len, places)))
+    total = sum(cell_count(sight.grid) for sight in sights)
+    return Prepared(built, outputs, kept, total, sum(map(len, places)))
+
+
+def _room(grid: Grid, plan: GazePlan) -> Grid:
+    """A grid with a place for every token that will be read, after which text goes on as after the full one.
+
+    Text goes on behind the longer side of a picture, so that this side alone has to be as long as it is.
+    """
+    longer = max(grid[1:])
+    most = plan.tokens + (cell_count(plan.gestalt) if plan.saccades is None else 0)
+    return 1, longer, -(-most // longer)
+
+
+def _place(positions: Tensor, prompt: Prompt, selections: Sequence[Selection], sights: Sequence[Sight]) -> Tensor:
+    """Positions `[3, B, L]` in which the first tokens of each picture stand where their cells are."""
+    positions = positions.clone()
+    for span, one, sight in zip(prompt.spans, selections, sights, strict=True):
+        columns = torch.from_numpy(span.columns[: len(one.indices)]).to(positions.device)
+        cells = torch.stack([0 * one.indices, one.indices // sight.grid[2], one.indices % sight.grid[2]])  # [3, k]
+        positions[:, span.row, columns] = positions[:, span.row, columns[:1]] + cells.to(positions.device)
+    return positions
 
 
 def _check(family: Family, inputs: Inputs, selector: Selector) -> TokenSelector:
@@ -113,7 +136,7 @@ def _measure(sight: Sight, plan: GazePlan) -> Mipmaps | None:
 
 
 def encode_overviews(
-    family: Family, inputs: Inputs, sights: Sequence[Sight], plans: Sequence[GazePlan], maps: Sequence[Mipmaps | None]
+    family: Family, sights: Sequence[Sight], plans: Sequence[GazePlan], maps: Sequence[Mipmaps | None]
 ) -> Encoded:
     """All gestalts in one call of the encoder; a small picture is its own."""
     rows = []
@@ -122,10 +145,9 @@ def encode_overviews(
             rows.append(sight.patches(torch.arange(cell_count(sight.grid), device=sight.device)))
         else:
             rows.append(patches_from_picture(sight.overview(seen, plan.gestalt), **family.cut())[0])
-    name, device = family.pixel_names["image"], rows[0].device
-    pixels = torch.cat([row.to(family.target.dtype) for row in rows])
-    grids = family.state_grids("image", [plan.gestalt for plan in plans], device)
-    return family.encode({**inputs, name: pixels, **grids}, "image")
+    grids = [plan.gestalt for plan in plans]
+    cells = [torch.arange(cell_count(grid), device=rows[0].device) for grid in grids]
+    return family.encode_cells(torch.cat([row.to(family.target.dtype) for row in rows]), cells, grids)
 
 
 def _split(rows: Tensor, plans: Sequence[GazePlan]) -> list[Tensor]:

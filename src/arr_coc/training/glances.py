@@ -50,7 +50,7 @@ class Seer:
 
     def _glance(self, sight: NativeSight, plan: GazePlan) -> Seen:
         maps = sight.measure(plan)
-        overview = encode_overviews(self.family, {}, [sight], [plan], [maps])
+        overview = encode_overviews(self.family, [sight], [plan], [maps])
         height, width = maps.size
         reach = (sight.size[1] / width, sight.size[0] / height)
         return self._keep(overview.features, plan.gestalt, plan.windows, maps)._replace(reach=reach)
