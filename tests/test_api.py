@@ -59,6 +59,7 @@ ORDER = [
         "models.building",
         "models.settings",
         "models.resizing",
+        "models.overviews",
         "models.saccading",
         "models.preparing",
     ),

@@ -6,6 +6,7 @@ from PIL import Image
 from tiny_models import CHAT_END, MERGE, PATCH, QWEN, inputs_for, tiny_model
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer, Gaze, attach, create_selector, patches_from_picture, prepare
+from arr_coc.compression import plan_merge
 from arr_coc.config import cell_count
 from arr_coc.gaze import GazePlan, open_windows, place_gestalt, plan_gaze, replace_covered
 from arr_coc.mipmaps import build_mipmaps
@@ -315,3 +316,53 @@ def test_wrong_calls_are_refused_in_one_line():
         gaze_at(model, inputs_for("qwen3_vl", [("text", 3), ("video", (3, 8, 8)), ("text", 5)]), grid)
     with pytest.raises(ValueError, match="`mode` must be one of prune, weight, saccade"):
         prepare(model, inputs, grid, mode="gaze")
+
+
+# compression
+
+
+@pytest.mark.parametrize("family", QWEN)
+@pytest.mark.parametrize("compress", ["pool", "merge"])
+def test_a_compressed_gestalt_has_no_more_tokens_and_is_made_of_more(family, compress):
+    model = tiny_model(family)
+    inputs = inputs_for(family, [("text", 4), ("image", (1, 48, 64)), ("text", 6)])  # 24 x 32 cells
+    grid = create_selector("grid")
+    plan = plan_gaze((1, 24, 32), 60, Gaze(gestalt=48, compress=compress))
+    assert plan.squeeze == 4
+    assert plan.encoded == (1, 24, 32)  # all of the picture is encoded, and 16 tokens become one
+    plain = gaze_at(model, inputs, grid, gaze=Gaze(gestalt=48, overlap="keep"))
+    squeezed = gaze_at(model, inputs, grid, gaze=Gaze(gestalt=48, overlap="keep", compress=compress))
+    tokens = [int((one["input_ids"] == open_family(model).token_id("image")).sum()) for one in (plain, squeezed)]
+    assert tokens[1] <= tokens[0] == 60
+    assert not torch.allclose(*(logits(model, one)[0, -1] for one in (plain, squeezed)), atol=1e-3)
+
+
+def test_pooled_tokens_are_means_of_a_normal_encoding():
+    model = tiny_model("qwen3_vl")
+    inputs = inputs_for("qwen3_vl", [("text", 4), ("image", (1, 48, 64)), ("text", 6)])
+    picture = noise(24 * CELL, 32 * CELL) / 255
+    inputs["pixel_values"] = patches_from_picture(picture, **open_family(model).cut())[0]
+    with torch.no_grad():
+        normal = open_family(model).encode(inputs, "image")
+        prepared = gaze_at(model, inputs, create_selector("grid"), budget=48, gaze=Gaze(gestalt=48, compress="pool"))[
+            "mm_encoder_outputs"
+        ]["image"]
+    for level, found in ((normal.features, prepared.pooler_output[0]),):
+        squares = level.view(6, 4, 8, 4, -1).mean(dim=(1, 3)).flatten(0, 1)
+        torch.testing.assert_close(found, squares, rtol=1e-3, atol=1e-3)
+
+
+def test_merging_leaves_alone_what_differs_and_what_the_question_points_to():
+    generator = torch.Generator().manual_seed(0)
+    flat, word = torch.randn(1, 1, 32, generator=generator), torch.randn(1, 32, generator=generator)
+    tokens = flat.expand(32, 32, -1) + 0.01 * torch.randn(32, 32, 32, generator=generator)
+    tokens[3:6, 2:7] = torch.randn(3, 5, 32, generator=generator)  # busy
+    tokens[20, 25] = word  # asked for
+    merged = plan_merge(tokens.flatten(0, 1), word, (1, 32, 32), 4)
+    assert len(merged.share) <= 64
+    sizes = (merged.share > 0).sum(dim=1)
+    owner = merged.share.argmax(dim=0).view(32, 32)
+    assert sizes[owner[20, 25]] < sizes.max()
+    assert sizes[owner[4, 4]] < sizes.max()
+    assert sizes.max() == 64
+    assert torch.equal(merged.share.sum(dim=0) > 0, torch.ones(1024, dtype=torch.bool))  # nothing is lost

@@ -1,24 +1,39 @@
 """COC, contexts optical compression: a larger overview in fewer tokens, after the encoder has read it.
 
-| `compress` | what a token of the result is                                                               | trained |
-|------------|---------------------------------------------------------------------------------------------|---------|
-| `pool`     | the mean of the encoder's tokens under it                                                   | no      |
-| `merge`    | the same, but tokens that are unlike their neighbours, or relevant, stay as they are        | no      |
-| `conv`     | a learned sum of the tokens under it, 4x4 of them, that starts as their mean                | yes     |
+| `compress` | what a token of the result is                                                                  |
+|------------|------------------------------------------------------------------------------------------------|
+| `pool`     | the mean of the encoder's tokens under it, in its middle                                       |
+| `merge`    | the same where neighbours are alike; where they differ or the question points, smaller blocks  |
+
+Neither is trained. Both give at most as many tokens as the plain overview would have.
 """
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
+import torch
 from torch import Tensor
 
 from arr_coc.config import Grid
+from arr_coc.knowing import unit_rows
 from arr_coc.mipmaps import pool_to
 
-Compress = Literal["pool", "merge", "conv"]
-# How many tokens become one, at most.
-RATIO = 16
+Compress = Literal["pool", "merge"]
+# Sides of the squares that become one token, at most.
+MOST_SIDE = 4
+
+
+class Merged(NamedTuple):
+    """Which squares become tokens.
+
+    Args:
+        share (`Tensor` of shape `[n, N]`): how much of each token of the larger grid goes into each of the result.
+        middle (`Tensor` of shape `[n, 2]`): row and column of each square's middle, in cells of the larger grid.
+    """
+
+    share: Tensor
+    middle: Tensor
 
 
 def check_compress(compress: object) -> None:
@@ -27,18 +42,78 @@ def check_compress(compress: object) -> None:
         raise ValueError(f"`compress` must be one of {', '.join(get_args(Compress))} or None, got {compress!r}")
 
 
-def pool_tokens(tokens: Tensor, grid: Grid, small: Grid) -> Tensor:
-    """Means `[n, D]` of tokens `[N, D]` over the cells of a smaller grid.
+def pool_tokens(tokens: Tensor, grid: Grid, side: int) -> Tensor:
+    """Means `[n, D]` of tokens `[N, D]` over squares of `side` x `side`, which divide the grid.
 
     Example:
 
     ```python
     >>> import torch
     >>> from arr_coc.compression import pool_tokens
-    >>> pool_tokens(torch.arange(16.0)[:, None], (1, 4, 4), (1, 2, 2)).flatten().tolist()
+    >>> pool_tokens(torch.arange(16.0)[:, None], (1, 4, 4), 2).flatten().tolist()
     [2.5, 4.5, 10.5, 12.5]
 
     ```
     """
     maps = tokens.view(grid[1], grid[2], -1).permute(2, 0, 1)[None]  # [1, D, h, w]
-    return pool_to(maps.float(), (small[1], small[2]))[0].flatten(1).mT.to(tokens.dtype)
+    return pool_to(maps.float(), (grid[1] // side, grid[2] // side))[0].flatten(1).mT.to(tokens.dtype)
+
+
+def plan_merge(tokens: Tensor, words: Tensor, grid: Grid, side: int) -> Merged:
+    """Squares of half, once or twice `side`, as many as squares of `side` alone would be, or a few less.
+
+    A square is worth splitting if its tokens differ from their mean, or if one of them is near a word of the question.
+
+    Args:
+        tokens (`Tensor` of shape `[N, D]`): on `grid`, which `side` divides.
+        words (`Tensor` of shape `[Q, D]`): of the question.
+        grid (`Grid`): of the tokens.
+        side (`int`): of the squares on average; even.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc.compression import plan_merge
+    >>> merged = plan_merge(torch.randn(256, 8), torch.randn(2, 8), (1, 16, 16), 4)
+    >>> len(merged.share) <= 16, torch.allclose(merged.share.sum(dim=1), torch.ones(len(merged.share)))
+    (True, True)
+
+    ```
+    """
+    rows, columns = grid[1] // side, grid[2] // side  # squares of `side`
+    large = (-(-rows // 2), -(-columns // 2))
+    unit = unit_rows(tokens.float())
+    near = (unit_rows(words.float()) @ unit.mT).amax(dim=0)  # [N]
+    row, column = torch.arange(grid[1]) // (2 * side), torch.arange(grid[2]) // (2 * side)
+    owner = (row[:, None] * large[1] + column).flatten().to(tokens.device)  # the large square of each token
+    total, count = large[0] * large[1], rows * columns
+    size = torch.zeros(total, device=tokens.device).index_add(0, owner, torch.ones_like(near))
+    mean = torch.zeros(total, unit.shape[1], device=tokens.device).index_add(0, owner, unit) / size[:, None]
+    unlike = 1 - mean.norm(dim=1)  # 0 where all are alike
+    worth = unlike / unlike.max().clamp(min=1e-6)
+    pointed = torch.zeros(total, device=tokens.device).scatter_reduce(0, owner, near - near.mean(), "amax")
+    worth = worth + pointed / pointed.max().clamp(min=1e-6)
+    # of what is left after one token for each large square, half buys sixteenths and half quarters
+    left = count - total
+    fine = left // 2 // 15
+    order = worth.argsort(descending=True, stable=True)
+    level = torch.zeros(total, dtype=torch.long, device=tokens.device)
+    level[order[fine : fine + (left - 15 * fine) // 3]] = 1
+    level[order[:fine]] = 2
+    return _squares(level[owner], grid, side)
+
+
+def _squares(level: Tensor, grid: Grid, side: int) -> Merged:
+    """The squares of tokens whose large square is split `level` `[N]` times."""
+    row = torch.arange(grid[1], device=level.device)[:, None].expand(grid[1], grid[2]).flatten()
+    column = torch.arange(grid[2], device=level.device).expand(grid[1], grid[2]).flatten()
+    edge = torch.tensor([2 * side, side, side // 2], device=level.device)[level]  # [N]
+    # a name for each square: its corner; squares of one large square have one size
+    name = row // edge * edge * grid[2] + column // edge * edge
+    _, square = torch.unique(name, return_inverse=True)
+    count = int(square.max()) + 1
+    share = torch.zeros(count, len(level), device=level.device)
+    share[square, torch.arange(len(level), device=level.device)] = 1.0
+    share = share / share.sum(dim=1, keepdim=True)
+    return Merged(share, torch.stack([share @ row.float(), share @ column.float()], dim=1))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from arr_coc.attending import resolve_budget
-from arr_coc.compression import Compress, check_compress
+from arr_coc.compression import MOST_SIDE, Compress, check_compress
 from arr_coc.config import Budget, Grid, cell_count
 
 Overlap = Literal["keep", "drop"]
@@ -40,8 +40,8 @@ class Gaze:
             and tokens of the gestalt lie on one grid.
         order (`str`, *optional*, defaults to `"relevance"`): saccades are read most relevant first, or row by row
             (`"raster"`).
-        compress (`str`, *optional*): encode a larger gestalt and compress it to `gestalt` tokens, see
-            [`~arr_coc.compression`].
+        compress (`str`, *optional*): encode a gestalt of up to 16 times as many tokens and compress it to `gestalt`,
+            by `"pool"` or `"merge"`, see [`~arr_coc.compression`]. Tokens that were merged are never dropped.
 
     Example:
 
@@ -80,6 +80,7 @@ class GazePlan(NamedTuple):
         saccades (`int` or `None`): cells of full resolution beside it; `None` lets relevance decide.
         side (`int`): cells a side of a window; divides `scale`.
         tokens (`int`): most tokens of both together.
+        squeeze (`int`): tokens a side that are encoded for each one of the gestalt; divides `scale`.
     """
 
     gestalt: Grid
@@ -87,6 +88,12 @@ class GazePlan(NamedTuple):
     saccades: int | None
     side: int
     tokens: int
+    squeeze: int = 1
+
+    @property
+    def encoded(self) -> Grid:
+        """Tokens of the overview before it is compressed."""
+        return 1, self.gestalt[1] * self.squeeze, self.gestalt[2] * self.squeeze
 
     @property
     def windows(self) -> Grid:
@@ -105,7 +112,7 @@ def plan_gaze(grid: Grid, budget: Budget | None, gaze: Gaze) -> GazePlan:
     ```python
     >>> from arr_coc.gaze import Gaze, plan_gaze
     >>> plan_gaze((1, 64, 64), None, Gaze())
-    GazePlan(gestalt=(1, 16, 16), scale=4, saccades=273, side=2, tokens=529)
+    GazePlan(gestalt=(1, 16, 16), scale=4, saccades=273, side=2, tokens=529, squeeze=1)
 
     ```
     """
@@ -124,7 +131,12 @@ def plan_gaze(grid: Grid, budget: Budget | None, gaze: Gaze) -> GazePlan:
     sides = [side for side in range(1, scale + 1) if scale % side == 0]
     few = [side for side in sides if cell_count(gestalt) * (scale // side) ** 2 <= MOST_WINDOWS]
     side = max([side for side in few if side <= gaze.fixation], default=few[0])
-    return GazePlan(gestalt, scale, None if wanted is None else tokens - cell_count(gestalt), side, tokens)
+    squeeze = 1
+    if gaze.compress is not None:
+        squeeze = max(
+            part for part in sides if part <= MOST_SIDE and (part == 1 or part % 2 == 0 or gaze.compress == "pool")
+        )
+    return GazePlan(gestalt, scale, None if wanted is None else tokens - cell_count(gestalt), side, tokens, squeeze)
 
 
 def _shrunk(grid: Grid, scale: int) -> Grid:

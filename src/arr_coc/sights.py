@@ -46,7 +46,7 @@ class Sight(ABC):
         strips = (self._filled(top, min(rows, size[0] - top), size[1]) for top in range(0, size[0], rows))
         finest = max(1, int(gestalt_octave(size, cell_pixels=self.cell)))
         levels = (finest, coarsest_level(size, cell_pixels=self.cell))
-        least = (plan.gestalt[1] * self.cell, plan.gestalt[2] * self.cell)
+        least = (plan.encoded[1] * self.cell, plan.encoded[2] * self.cell)
         return measure_strips(strips, size, plan.windows[1:], levels, least)
 
     def overview(self, maps: Mipmaps, grid: Grid) -> Tensor:

@@ -12,14 +12,14 @@ from PIL import Image
 from torch import Tensor, nn
 
 from arr_coc.config import Grid, cell_count
-from arr_coc.gaze import Gaze, GazePlan, open_windows, place_gestalt, plan_gaze, replace_covered
+from arr_coc.gaze import Gaze, GazePlan, open_windows, plan_gaze, replace_covered
 from arr_coc.mipmaps import Mipmaps
 from arr_coc.models.building import Prompt, build, read_prompt
 from arr_coc.models.family import Encoded, Family, Inputs
+from arr_coc.models.overviews import Overview, encode_overviews, make_overviews
 from arr_coc.models.resizing import restate_prompt, select_counts
 from arr_coc.models.settings import Prepared, Settings, count_visual, embed_question
 from arr_coc.models.stages import Stopwatch
-from arr_coc.patches import patches_from_picture
 from arr_coc.selecting import InvalidSelectorError, Selection, Selector, TokenSelector, VisualQuery
 from arr_coc.sights import DeliveredSight, NativeSight, Sight
 
@@ -42,13 +42,14 @@ def prepare_saccades(
         positions = family.positions(room)
         maps = [_measure(sight, plan) for sight, plan in zip(sights, plans, strict=True)]
     with watch.stage("encode"):
-        overview = encode_overviews(family, sights, plans, maps)
+        encoded = encode_overviews(family, sights, plans, maps)
     try:
         with watch.stage("select"):
-            tokens = _split(overview.features.detach(), plans)
+            asked = [words[span.row] for span in prompt.spans]
+            overviews = make_overviews(encoded, plans, [sight.grid for sight in sights], asked, gaze)
             queries = [
-                VisualQuery(own, plan.gestalt, words[span.row].to(own), plan.windows, seen)
-                for span, plan, own, seen in zip(prompt.spans, plans, tokens, maps, strict=True)
+                VisualQuery(own.tokens, plan.gestalt, words_of.to(own.tokens), plan.windows, seen)
+                for own, plan, words_of, seen in zip(overviews, plans, asked, maps, strict=True)
             ]
             picking.check(queries)
             chosen = _choose(picking, queries, plans, gaze)
@@ -68,11 +69,11 @@ def prepare_saccades(
     with watch.stage("encode"):
         details = _encode_cells(family, sights, [cells for cells, _ in looked])
     with watch.stage("select"):
-        selections = _join(overview, details, chosen, looked, plans, sights)
+        selections = _join(overviews, details, chosen, looked, plans, sights)
         positions = _place(positions, prompt, selections, sights)
         taken = [replace(one, indices=torch.arange(len(one.indices), device=one.indices.device)) for one in selections]
         places = [np.arange(len(one.indices)) for one in selections]
-        built = build(family, room, prompt, positions, {"image": overview}, taken, places, "saccade")
+        built = build(family, room, prompt, positions, {"image": encoded}, taken, places, "saccade")
         kept = [(sight.grid, cells.cpu().numpy()) for sight, (cells, _) in zip(sights, looked, strict=True)]
     outputs = [None if one is None else one.output for one in chosen]
     total = sum(cell_count(sight.grid) for sight in sights)
@@ -135,25 +136,6 @@ def _measure(sight: Sight, plan: GazePlan) -> Mipmaps | None:
     return sight.measure(plan)
 
 
-def encode_overviews(
-    family: Family, sights: Sequence[Sight], plans: Sequence[GazePlan], maps: Sequence[Mipmaps | None]
-) -> Encoded:
-    """All gestalts in one call of the encoder; a small picture is its own."""
-    rows = []
-    for sight, plan, seen in zip(sights, plans, maps, strict=True):
-        if seen is None:
-            rows.append(sight.patches(torch.arange(cell_count(sight.grid), device=sight.device)))
-        else:
-            rows.append(patches_from_picture(sight.overview(seen, plan.gestalt), **family.cut())[0])
-    grids = [plan.gestalt for plan in plans]
-    cells = [torch.arange(cell_count(grid), device=rows[0].device) for grid in grids]
-    return family.encode_cells(torch.cat([row.to(family.target.dtype) for row in rows]), cells, grids)
-
-
-def _split(rows: Tensor, plans: Sequence[GazePlan]) -> list[Tensor]:
-    return list(torch.split(rows, [cell_count(plan.gestalt) for plan in plans]))
-
-
 def _choose(
     selector: TokenSelector, queries: Sequence[VisualQuery], plans: Sequence[GazePlan], gaze: Gaze
 ) -> list[Selection | None]:
@@ -170,7 +152,12 @@ def _choose(
 
 def _may_refill(selector: TokenSelector, gaze: Gaze) -> bool:
     """Whether more cells than fit can be asked for: they are taken in their order, which most selectors do not give."""
-    return gaze.overlap == "drop" and isinstance(selector, nn.Module)
+    return _drops(gaze) and isinstance(selector, nn.Module)
+
+
+def _drops(gaze: Gaze) -> bool:
+    """Whether covered tokens make room; merged ones have no place of their own."""
+    return gaze.overlap == "drop" and gaze.compress != "merge"
 
 
 def _look(one: Selection | None, plan: GazePlan, grid: Grid, gaze: Gaze) -> tuple[Tensor, Tensor | None]:
@@ -180,9 +167,9 @@ def _look(one: Selection | None, plan: GazePlan, grid: Grid, gaze: Gaze) -> tupl
     windows = one.indices
     if one.output is not None:
         windows = windows[one.output.order[0]]
-    most = plan.tokens if plan.saccades is None or gaze.overlap == "drop" else plan.saccades
+    most = plan.tokens if plan.saccades is None or _drops(gaze) else plan.saccades
     cells, stay = open_windows(windows, plan, grid, most), None
-    if gaze.overlap == "drop":
+    if _drops(gaze):
         cells, stay = replace_covered(cells, plan, grid)
     return (cells.sort().values if gaze.order == "raster" else cells), stay
 
@@ -197,7 +184,7 @@ def _encode_cells(family: Family, sights: Sequence[Sight], cells: Sequence[Tenso
 
 
 def _join(
-    overview: Encoded,
+    overviews: Sequence[Overview],
     details: Encoded | None,
     chosen: Sequence[Selection | None],
     looked: Sequence[tuple[Tensor, Tensor | None]],
@@ -205,26 +192,23 @@ def _join(
     sights: Sequence[Sight],
 ) -> list[Selection]:
     """Gestalt first, then saccades. Both stand on the scale of the full grid, whose spacing the model knows."""
-    wholes = list(zip(*(_split(level, plans) for level in (overview.features, *overview.deepstack)), strict=True))
     counts = [len(cells) for cells, _ in looked]
     parts: list[tuple[Tensor, ...]] = [()] * len(plans)
     if details is not None:
-        parts = list(
-            zip(*(torch.split(level, counts) for level in (details.features, *details.deepstack)), strict=True)
-        )
+        all_levels = (details.features, *details.deepstack)
+        parts = list(zip(*(torch.split(level, counts) for level in all_levels), strict=True))
     selections = []
-    for whole, part, one, (cells, stay), plan, sight in zip(wholes, parts, chosen, looked, plans, sights, strict=True):
-        places = place_gestalt(plan, sight.grid).to(whole[0].device)
-        levels = list(whole)
-        if stay is not None:
-            places, levels = places[stay], [level[stay] for level in levels]
+    for overview, part, one, (cells, stay), plan, sight in zip(
+        overviews, parts, chosen, looked, plans, sights, strict=True
+    ):
+        _, levels, places = overview.where(stay)
         if len(cells):
             gate = _gate(one, cells, plan, sight.grid)
-            details_of = part if gate is None else tuple(level * gate.to(level.dtype)[:, None] for level in part)
-            levels = [torch.cat(both) for both in zip(levels, details_of, strict=True)]
+            sharp = part if gate is None else tuple(level * gate.to(level.dtype)[:, None] for level in part)
+            levels = tuple(torch.cat(both) for both in zip(levels, sharp, strict=True))
             places = torch.cat([places, cells])
         output = None if one is None else one.output
-        selections.append(Selection(places, levels[0], tuple(levels[1:]), output=output))
+        selections.append(Selection(places, levels[0], levels[1:], output=output))
     return selections
 
 

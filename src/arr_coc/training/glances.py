@@ -12,7 +12,7 @@ from arr_coc.gaze import Gaze, GazePlan, plan_gaze
 from arr_coc.layer import ARRCOCLayer
 from arr_coc.mipmaps import Mipmaps
 from arr_coc.models.family import Family
-from arr_coc.models.saccading import encode_overviews
+from arr_coc.models.overviews import encode_overviews
 from arr_coc.sights import NativeSight
 
 
