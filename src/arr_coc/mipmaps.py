@@ -221,19 +221,26 @@ def measure_strips(
     level = min(working_level(*size, grid), levels[0])
     while level and any(side >> level < wanted for side, wanted in zip(size, least, strict=True)):
         level -= 1
-    reduced, colours = [], []
+    small = (size[0] >> level, size[1] >> level)
+    reduced, colour = None, None
+    top = 0
     for strip in strips:
-        colour = strip[None].float() if strip.is_floating_point() else strip[None] / 255
-        luma = luminance(colour)
-        reduced.append(torch.cat([_reduce(luma, level), _reduce(luma.square(), level)], dim=1))  # [1, 2, h / f, W / f]
-        colours.append(_reduce(colour, level))
-    moments: list[Tensor | None] = [*[None] * level, torch.cat(reduced, dim=2)]
+        pixels = strip[None].float() if strip.is_floating_point() else strip[None] / 255
+        if reduced is None or colour is None:  # once for all strips: pieces would lie between what is freed
+            reduced, colour = pixels.new_empty(1, 2, *small), pixels.new_empty(1, 3, *small)
+        luma = luminance(pixels)
+        rows = slice(top, top + (pixels.shape[2] >> level))
+        reduced[:, :1, rows], reduced[:, 1:, rows] = _reduce(luma, level), _reduce(luma.square_(), level)
+        colour[:, :, rows] = _reduce(pixels, level)
+        top = rows.stop
+    if reduced is None or colour is None:
+        raise ValueError("there is no strip")
+    moments: list[Tensor | None] = [*[None] * level, reduced]
     for _ in range(level, levels[1]):
         current = moments[-1]
         if current is None or current.shape[-2:] == (1, 1):
             break
         moments.append(halve(current))
-    colour = torch.cat(colours, dim=2)
     return Mipmaps(pool_to(colour, grid), colour, tuple(moments), level, size)
 
 

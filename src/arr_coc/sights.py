@@ -109,8 +109,8 @@ class NativeSight(Sight):
         bottom = min(bottom, self.size[0])
         if isinstance(self.picture, Tensor):
             return self.picture[:, top:bottom].to(self.device)
-        pixels = np.array(self.picture.crop((0, top, self.size[1], bottom)))  # [rows, W, 3]
-        return torch.from_numpy(pixels).to(self.device).permute(2, 0, 1)
+        bands = self.picture.crop((0, top, self.size[1], bottom)).split()
+        return torch.from_numpy(np.stack([np.asarray(band) for band in bands])).to(self.device)
 
     def patches(self, cells: Tensor) -> Tensor:
         """Cells cut out and laid below each other: a picture of one column."""
