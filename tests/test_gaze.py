@@ -1,18 +1,25 @@
 """Gestalt and saccades: what is looked at, where it stands, and that nothing of it is invented."""
 
+import subprocess
+import sys
+from dataclasses import replace
+
 import pytest
 import torch
 from PIL import Image
 from tiny_models import CHAT_END, MERGE, PATCH, QWEN, inputs_for, tiny_model
 
-from arr_coc import ARRCOCConfig, ARRCOCLayer, Gaze, attach, create_selector, patches_from_picture, prepare
+from arr_coc import ARRCOCConfig, ARRCOCLayer, ARRCOCQwen, Gaze, attach, create_selector, patches_from_picture, prepare
 from arr_coc.compression import plan_merge
 from arr_coc.config import cell_count
 from arr_coc.gaze import GazePlan, open_windows, place_gestalt, plan_gaze, replace_covered
 from arr_coc.mipmaps import build_mipmaps
 from arr_coc.models.family import open_family
+from arr_coc.models.preparing import prepare_with_outputs
+from arr_coc.models.settings import Settings
 from arr_coc.sights import NativeSight
 from arr_coc.texture import describe
+from arr_coc.worlds import draw_scene, split_seed
 
 CELL = PATCH * MERGE
 LARGE = [("text", 4), ("image", (1, 24, 40)), ("text", 6)]  # 12 x 20 cells
@@ -316,6 +323,63 @@ def test_wrong_calls_are_refused_in_one_line():
         gaze_at(model, inputs_for("qwen3_vl", [("text", 3), ("video", (3, 8, 8)), ("text", 5)]), grid)
     with pytest.raises(ValueError, match="`mode` must be one of prune, weight, saccade"):
         prepare(model, inputs, grid, mode="gaze")
+
+
+def test_saccades_are_read_row_by_row_or_most_relevant_first():
+    model, inputs = tiny_model("qwen3_vl"), inputs_for("qwen3_vl", LARGE)
+    layer = ARRCOCLayer(ARRCOCConfig.for_model(model)).eval()
+    settings = Settings(mode="saccade", budget=60, on_error="raise", gaze=Gaze(fixation=1))
+    with torch.no_grad():
+        raster = prepare_with_outputs(open_family(model), inputs, layer, settings)
+        turned = replace(settings, gaze=Gaze(fixation=1, order="relevance"))
+        relevant = prepare_with_outputs(open_family(model), inputs, layer, turned)
+    (_, cells), (_, ordered) = raster.kept[0], relevant.kept[0]
+    assert list(cells) == sorted(cells)
+    assert set(cells) == set(ordered)
+    relevance = relevant.outputs[0].relevance.flatten()
+    windows = plan_gaze((1, 12, 20), 60, Gaze(fixation=1)).windows[2]
+    seen = relevance[torch.as_tensor(ordered) // 20 * windows + torch.as_tensor(ordered) % 20]
+    assert (seen.diff() <= 0).all()
+    assert list(ordered) != sorted(ordered)
+
+
+MEMORY = """
+import resource, sys
+from PIL import Image
+from arr_coc import ARRCOCQwen
+vlm = ARRCOCQwen.from_pretrained()
+vlm.answer(Image.new("RGB", (256, 256)), "what color is the circle?")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+answer = vlm.answer(sys.argv[1], "what color is the circle?", mode="saccade", max_new_tokens=2)
+print(answer.tokens.full, answer.tokens.used, 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+"""
+
+
+def test_a_file_of_200_megapixels_takes_less_than_twice_its_decoded_size(tmp_path):
+    size = (16384, 12288)
+    Image.new("RGB", size, (200, 210, 190)).save(tmp_path / "large.jpg", quality=50)
+    found = subprocess.run(
+        [sys.executable, "-c", MEMORY, str(tmp_path / "large.jpg")], capture_output=True, text=True, check=True
+    )
+    full, used, more = map(int, found.stdout.split())
+    assert full == 512 * 384
+    assert used <= 529
+    assert more < 2 * 3 * size[0] * size[1]
+
+
+def test_the_question_moves_the_fixations_from_top_to_bottom():
+    vlm = ARRCOCQwen.from_pretrained()
+    for seed in range(20):  # a page that has both
+        scene = draw_scene("pages", split_seed("test", 7_000_000 + seed), None, (1024, 1024))
+        if {"page_title", "page_footnote"} <= {question.kind for question in scene.questions}:
+            break
+    heights = []
+    for question in ("what is the title?", "what does the footnote say?"):
+        answer = vlm.answer(scene.picture, question, mode="saccade", gaze=Gaze(order="relevance"))
+        (_, rows, columns), cells = answer.kept[0]
+        heights.append(float((cells[:40] // columns).mean()) / rows)  # of the first fixations
+    assert heights[0] < 0.3
+    assert heights[1] > 0.7
 
 
 # compression

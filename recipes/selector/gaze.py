@@ -104,11 +104,12 @@ def returns(bench: Bench) -> None:
 def parts(bench: Bench) -> None:
     """Overlap, order, and context around a cell."""
     worlds = list(WORLDS)
-    bench.gaze("gaze", "default: drop, windows of 2, most relevant first", worlds)
+    bench.gaze("gaze", "default", worlds)
     bench.gaze("gaze", "keep covered tokens", worlds, overlap="keep")
+    bench.gaze("gaze", "drop covered tokens", worlds, overlap="drop")
     bench.gaze("gaze", "single cells", worlds, fixation=1)
     bench.gaze("gaze", "windows of 4", worlds, fixation=4)
-    bench.gaze("gaze", "row by row", worlds, order="raster")
+    bench.gaze("gaze", "most relevant first", worlds, order="relevance")
     bench.gaze("gaze", "hardly a gestalt (16 tokens)", worlds, gestalt=16)
 
 

@@ -17,12 +17,14 @@ from arr_coc.attending import resolve_budget
 from arr_coc.compression import MOST_SIDE, Compress, check_compress
 from arr_coc.config import Budget, Grid, cell_count
 
-Overlap = Literal["keep", "drop"]
-Order = Literal["relevance", "raster"]
+Overlap = Literal["auto", "keep", "drop"]
+Order = Literal["raster", "relevance"]
 
 DEFAULT_BUDGET = 529
 # Of the default budget; a smaller one is shared in the same proportion.
 GESTALT_TOKENS = 256
+# Below this many cells a side under one token, what it shows can be recognised in it and in the cells.
+NEAR_SCALES = 4
 # Relevance is asked on no more windows than this.
 MOST_WINDOWS = 2**15
 
@@ -34,12 +36,13 @@ class Gaze:
     Args:
         gestalt (`int`, *optional*): most tokens of the gestalt; by default 256 of 529, and as much of other budgets,
             but never more than 256.
-        overlap (`str`, *optional*, defaults to `"drop"`): whether tokens of the gestalt that saccades cover entirely
-            stay (`"keep"`) or make room for further saccades (`"drop"`). What is seen twice is counted twice.
+        overlap (`str`, *optional*, defaults to `"auto"`): whether tokens of the gestalt that saccades cover entirely
+            stay (`"keep"`) or make room for further saccades (`"drop"`). What can be read in both is read twice, so
+            that `"auto"` drops where a token of the gestalt stands for 2x2 or 3x3 cells, and keeps where for more.
         fixation (`int`, *optional*, defaults to 2): cells a side of the windows that are looked at, at most: windows
             and tokens of the gestalt lie on one grid.
-        order (`str`, *optional*, defaults to `"relevance"`): saccades are read most relevant first, or row by row
-            (`"raster"`).
+        order (`str`, *optional*, defaults to `"raster"`): saccades are read row by row, as models learned to read, or
+            most relevant first (`"relevance"`), which breaks words into letters.
         compress (`str`, *optional*): encode a gestalt of up to 16 times as many tokens and compress it to `gestalt`,
             by `"pool"` or `"merge"`, see [`~arr_coc.compression`]. Tokens that were merged are never dropped.
 
@@ -54,9 +57,9 @@ class Gaze:
     """
 
     gestalt: int | None = None
-    overlap: Overlap = "drop"
+    overlap: Overlap = "auto"
     fixation: int = 2
-    order: Order = "relevance"
+    order: Order = "raster"
     compress: Compress | None = None
 
     def __post_init__(self) -> None:
@@ -81,6 +84,7 @@ class GazePlan(NamedTuple):
         side (`int`): cells a side of a window; divides `scale`.
         tokens (`int`): most tokens of both together.
         squeeze (`int`): tokens a side that are encoded for each one of the gestalt; divides `scale`.
+        drop (`bool`): whether covered tokens of the gestalt make room.
     """
 
     gestalt: Grid
@@ -89,6 +93,7 @@ class GazePlan(NamedTuple):
     side: int
     tokens: int
     squeeze: int = 1
+    drop: bool = False
 
     @property
     def encoded(self) -> Grid:
@@ -112,7 +117,7 @@ def plan_gaze(grid: Grid, budget: Budget | None, gaze: Gaze) -> GazePlan:
     ```python
     >>> from arr_coc.gaze import Gaze, plan_gaze
     >>> plan_gaze((1, 64, 64), None, Gaze())
-    GazePlan(gestalt=(1, 16, 16), scale=4, saccades=273, side=2, tokens=529, squeeze=1)
+    GazePlan(gestalt=(1, 16, 16), scale=4, saccades=273, side=2, tokens=529, squeeze=1, drop=False)
 
     ```
     """
@@ -136,7 +141,9 @@ def plan_gaze(grid: Grid, budget: Budget | None, gaze: Gaze) -> GazePlan:
         squeeze = max(
             part for part in sides if part <= MOST_SIDE and (part == 1 or part % 2 == 0 or gaze.compress == "pool")
         )
-    return GazePlan(gestalt, scale, None if wanted is None else tokens - cell_count(gestalt), side, tokens, squeeze)
+    near = scale < NEAR_SCALES if gaze.overlap == "auto" else gaze.overlap == "drop"
+    saccades = None if wanted is None else tokens - cell_count(gestalt)
+    return GazePlan(gestalt, scale, saccades, side, tokens, squeeze, near and gaze.compress != "merge")
 
 
 def _shrunk(grid: Grid, scale: int) -> Grid:

@@ -52,7 +52,7 @@ def prepare_saccades(
                 for own, plan, words_of, seen in zip(overviews, plans, asked, maps, strict=True)
             ]
             picking.check(queries)
-            chosen = _choose(picking, queries, plans, gaze)
+            chosen = _choose(picking, queries, plans)
             looked = [
                 _look(one, plan, sight.grid, gaze) for one, plan, sight in zip(chosen, plans, sights, strict=True)
             ]
@@ -137,7 +137,7 @@ def _measure(sight: Sight, plan: GazePlan) -> Mipmaps | None:
 
 
 def _choose(
-    selector: TokenSelector, queries: Sequence[VisualQuery], plans: Sequence[GazePlan], gaze: Gaze
+    selector: TokenSelector, queries: Sequence[VisualQuery], plans: Sequence[GazePlan]
 ) -> list[Selection | None]:
     """Windows of each picture that has saccades."""
     if any(plan.saccades is None for plan in plans):
@@ -145,19 +145,10 @@ def _choose(
     counts = []
     for plan in plans:
         # where tokens of the gestalt make room, more may fit than at first
-        cells = plan.tokens if _may_refill(selector, gaze) and plan.saccades else plan.saccades or 0
+        refilled = plan.drop and plan.saccades and isinstance(selector, nn.Module)  # others give no order to stop in
+        cells = plan.tokens if refilled else plan.saccades or 0
         counts.append(min(-(-cells // plan.side**2), cell_count(plan.windows)))
     return select_counts(selector, queries, counts)
-
-
-def _may_refill(selector: TokenSelector, gaze: Gaze) -> bool:
-    """Whether more cells than fit can be asked for: they are taken in their order, which most selectors do not give."""
-    return _drops(gaze) and isinstance(selector, nn.Module)
-
-
-def _drops(gaze: Gaze) -> bool:
-    """Whether covered tokens make room; merged ones have no place of their own."""
-    return gaze.overlap == "drop" and gaze.compress != "merge"
 
 
 def _look(one: Selection | None, plan: GazePlan, grid: Grid, gaze: Gaze) -> tuple[Tensor, Tensor | None]:
@@ -167,9 +158,9 @@ def _look(one: Selection | None, plan: GazePlan, grid: Grid, gaze: Gaze) -> tupl
     windows = one.indices
     if one.output is not None:
         windows = windows[one.output.order[0]]
-    most = plan.tokens if plan.saccades is None or _drops(gaze) else plan.saccades
+    most = plan.tokens if plan.saccades is None or plan.drop else plan.saccades
     cells, stay = open_windows(windows, plan, grid, most), None
-    if _drops(gaze):
+    if plan.drop:
         cells, stay = replace_covered(cells, plan, grid)
     return (cells.sort().values if gaze.order == "raster" else cells), stay
 
