@@ -109,18 +109,25 @@ def show_gaze(
     seen = Image.composite(sharp, blurred, mask.crop((0, 0, *size)))
     pen, step = ImageDraw.Draw(seen), cell * share
     ink = tuple(int(value) for value in _VIRIDIS[0])
-    for number in range(1, int(regions.max(initial=0)) + 1):
+    for line in _outlines(regions > 0):
+        pen.line([tuple(float(value) * step for value in end) for end in line], fill=ink, width=2)
+    for number in range(1, min(_NUMBERED, int(regions.max(initial=0))) + 1):
         rows, columns = (regions == number).nonzero()
-        left, top = columns.min() * step, rows.min() * step
-        box = [left, top, (columns.max() + 1) * step, (rows.max() + 1) * step]
-        pen.rectangle(box, outline=ink, width=2)
-        if number <= _NUMBERED:
-            text, font = str(number), _font(max(12, round(size[0] / 60)))
-            width = pen.textlength(text, font=font) + 8
-            above = max(0.0, top - font.size - 6)  # type: ignore[union-attr]
-            pen.rectangle([left, above, left + width, above + font.size + 6], fill=ink)  # type: ignore[union-attr]
-            pen.text((left + 4, above + 1), text, fill=_PAPER, font=font)
+        text, height = str(number), max(14, round(size[0] / 55))
+        left, top = columns[rows == rows.min()].min() * step, max(0.0, rows.min() * step - height - 4)
+        width = pen.textlength(text, font=_font(height)) + 8
+        pen.rectangle([left, top, left + width, top + height + 4], fill=ink)
+        pen.text((left + 4, top), text, fill=_PAPER, font=_font(height))
     return seen
+
+
+def _outlines(chosen: np.ndarray) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Edges between cells that were looked at and others, as lines `(x, y)` to `(x, y)` in cells."""
+    framed = np.pad(chosen, 1)
+    rows, columns = (framed[1:, 1:-1] != framed[:-1, 1:-1]).nonzero()
+    lines = [((x, y), (x + 1, y)) for y, x in zip(rows.tolist(), columns.tolist(), strict=True)]
+    rows, columns = (framed[1:-1, 1:] != framed[1:-1, :-1]).nonzero()
+    return lines + [((x, y), (x, y + 1)) for y, x in zip(rows.tolist(), columns.tolist(), strict=True)]
 
 
 def find_regions(grid: tuple[int, int], cells: np.ndarray) -> np.ndarray:
