@@ -12,7 +12,7 @@ from tiny_models import CHAT_END, MERGE, PATCH, QWEN, inputs_for, tiny_model
 from arr_coc import ARRCOCConfig, ARRCOCLayer, ARRCOCQwen, Gaze, attach, create_selector, patches_from_picture, prepare
 from arr_coc.compression import plan_merge
 from arr_coc.config import cell_count
-from arr_coc.gaze import GazePlan, open_windows, place_gestalt, plan_gaze, replace_covered
+from arr_coc.gaze import GazePlan, count_beyond, open_windows, place_gestalt, plan_gaze, replace_covered
 from arr_coc.mipmaps import build_mipmaps
 from arr_coc.models.family import open_family
 from arr_coc.models.preparing import prepare_with_outputs
@@ -308,6 +308,17 @@ def test_gradients_of_the_answer_reach_the_selector():
     prepared = prepare(model, inputs, layer, mode="saccade", budget=60, on_error="raise")
     model(**prepared).logits.square().sum().backward()
     assert layer.information.channel_logits.grad.abs().sum() > 0
+
+
+def test_the_budget_is_spent_inside_the_picture():
+    model = tiny_model("qwen3_vl")
+    layer = ARRCOCLayer(ARRCOCConfig.for_model(model)).eval()
+    inputs = inputs_for("qwen3_vl", [("text", 4), ("image", (1, 4, 4)), ("text", 6)])
+    picture = noise(17 * CELL + 3, 25 * CELL + 1)  # 18 x 26 cells, the last of 20 x 28 lie beyond
+    plan = plan_gaze((1, 18, 26), 70, Gaze(overlap="keep"))
+    assert count_beyond(plan, (1, 18, 26)) > 0
+    prepared = gaze_at(model, inputs, layer, budget=70, images=[picture], gaze=Gaze(overlap="keep"))
+    assert int((prepared["input_ids"] == open_family(model).token_id("image")).sum()) == 70
 
 
 def test_wrong_calls_are_refused_in_one_line():

@@ -1,4 +1,4 @@
-"""Draw the README's first picture: bundled pictures, questions, what was read of them, and the answers.
+"""Draw the README's first picture and that of docs/gaze.md: pictures, questions, what was read, and the answers.
 
 python docs/images/draw.py
 """
@@ -10,7 +10,8 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from arr_coc import ARRCOCQwen
-from arr_coc.commands.ask import draw_overlay
+from arr_coc.commands.ask import draw_gaze, draw_overlay
+from arr_coc.worlds import draw_scene, split_seed
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "src" / "arr_coc" / "assets" / "examples"
@@ -21,10 +22,41 @@ ASKED = (
     ("needle.png", "what does the sign next to the black ring say?", 0.03),
 )
 HEIGHT, GAP, TEXT = 380, 18, 76
+PAGE = 7_000_000  # a held-out page with a title and a footnote
+LOOKED = ("what is the title?", "what does the footnote say?")
 
 
 def main() -> None:
     vlm = ARRCOCQwen.from_pretrained()
+    draw_ask(vlm)
+    draw_page(vlm)
+
+
+def draw_page(vlm: ARRCOCQwen) -> None:
+    """A page, its gestalt, and where two questions make the gaze go."""
+    kinds = {"page_title", "page_footnote"}
+    scenes = (draw_scene("pages", split_seed("test", PAGE + number), None, (1024, 1024)) for number in range(100))
+    picture = next(scene.picture for scene in scenes if kinds <= {question.kind for question in scene.questions})
+    small = picture.resize((512, 512), Image.Resampling.BOX).resize(picture.size, Image.Resampling.NEAREST)
+    tiles = [("the page: 1,024 tokens", picture), ("its gestalt: 256 tokens", small)]
+    for question in LOOKED:
+        answer = vlm.answer(picture, question, mode="saccade")
+        said = f"{question} {answer.text} ({answer.tokens.used} tokens)"
+        print(said)
+        tiles.append((said, draw_gaze(picture, answer)))
+    side = 480
+    page = Image.new("RGB", (2 * side + 3 * GAP, 2 * (side + 34) + 3 * GAP), "white")
+    pen = ImageDraw.Draw(page)
+    for place, (caption, tile) in enumerate(tiles):
+        left, top = GAP + place % 2 * (side + GAP), GAP + place // 2 * (side + 34 + GAP)
+        page.paste(tile.resize((side, side), Image.Resampling.LANCZOS), (left, top))
+        pen.rectangle((left, top, left + side - 1, top + side - 1), outline=(200, 200, 200))
+        pen.text((left, top + side + 6), caption, "black", ImageFont.load_default(18))
+    page.save(HERE / "gaze.jpg", quality=88)
+
+
+def draw_ask(vlm: ARRCOCQwen) -> None:
+    """Bundled pictures and a question about each."""
     pairs, captions = [], []
     for name, question, budget in ASKED:
         with Image.open(EXAMPLES / name) as file:

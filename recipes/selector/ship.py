@@ -32,8 +32,8 @@ They learned from boxes (stage `proxy`), the model frozen, {minutes}:
 {command}
 ```
 
-seed {seed}, {steps:,} steps of {batch} questions; drawn scenes, camouflage and pages, 12,000 photographs of COCO with
-class names, 19,178 referring expressions. Everything below is of samples and photographs that neither model nor
+Drawn scenes, camouflage, pages and needles, 12,000 photographs of COCO with class names, 19,178 referring expressions;
+`gaze:` is what mode `saccade` sees of a picture. Everything below is of samples and photographs that neither model nor
 selector saw. No real Qwen weights were used anywhere.
 
 ## What is answered
@@ -85,9 +85,10 @@ def main(
     figures: Annotated[Path, typer.Option(help="What recipes/selector/check.py wrote.")],
     verdict: Annotated[str, typer.Option(help="What the weights by kind say of the expected pattern.")] = "",
     minutes: Annotated[str, typer.Option(help="How long it took, on what.")] = "in minutes",
+    first: Annotated[Path | None, typer.Option(help="Directory of the run that it went on from.")] = None,
 ) -> None:
     found = json.loads(figures.read_text())
-    run = json.loads((selector / "run.json").read_text())
+    runs = [json.loads((one / "run.json").read_text()) for one in (first, selector) if one is not None]
     size = sum((selector / name).stat().st_size for name in FILES)
     if size > MOST_BYTES:
         raise typer.BadParameter(f"{size:,} bytes: too large to ship")
@@ -97,13 +98,13 @@ def main(
     for name in FILES:
         shutil.copy(selector / name, aside / name)
         (aside / name).chmod(0o644)
-    (aside / "README.md").write_text(card(found, run, verdict, size, minutes))
+    (aside / "README.md").write_text(card(found, runs, verdict, size, minutes))
     shutil.rmtree(TARGET, ignore_errors=True)
     aside.rename(TARGET)
     print(f"{size:,} bytes in {TARGET}")
 
 
-def card(found: dict[str, Any], run: dict[str, Any], verdict: str, size: int, minutes: str) -> str:
+def card(found: dict[str, Any], runs: list[dict[str, Any]], verdict: str, size: int, minutes: str) -> str:
     """The model card, from what was measured and how it was made."""
     rows = {share: row for share, row in found["answers"].items() if share != "full"}
     rows = dict(sorted(rows.items(), key=lambda one: -float(one[0])))
@@ -113,14 +114,11 @@ def card(found: dict[str, Any], run: dict[str, Any], verdict: str, size: int, mi
     best = max((name for name in expressed["coverage"] if name != "selector"), key=expressed["coverage"].__getitem__)
     by = expressed["pairs by category"]
     made = found["discovered"]
-    data = ["/".join(Path(name).parts[-2:]) if name.startswith("/") else name for name in run["data"]]
-    command = ["arr-coc", "train", *[part for name in data for part in ("--data", name)]]
-    command += ["--samples", str(run["samples"]), "--steps", str(run["steps"]), "--batch", str(run["batch_size"])]
-    command += ["--seed", str(run["seed"]), "--out", "runs/selector"]
+    commands = [_command(run, place, len(runs)) for place, run in enumerate(runs)]
     return CARD.format(
         parameters=size // 4, minutes=minutes,
-        command=" \\\n    ".join(_lines(command)), seed=run["seed"], steps=run["steps"],
-        batch=run["batch_size"], n=found["samples"], full=found["answers"]["full"], names=" | ".join(names),
+        command="\n".join(" \\\n    ".join(_lines(command)) for command in commands),
+        n=found["samples"], full=found["answers"]["full"], names=" | ".join(names),
         rules="---|" * len(names),
         answers="\n".join(
             f"| {float(share):.1%} | " + " | ".join(f"{row[name]['all']:.3f}" for name in names)
@@ -146,6 +144,17 @@ def card(found: dict[str, Any], run: dict[str, Any], verdict: str, size: int, mi
         beside=made["sides, up and down"][0], above=made["sides, up and down"][1], gain=_listed(made["gain"]),
         auto=_listed(made["steepness, offset"]),
     )  # fmt: skip
+
+
+def _command(run: dict[str, Any], place: int, count: int) -> list[str]:
+    """The command of a run; one that goes on from another names it."""
+    data = ["/".join(Path(name).parts[-2:]) if name.startswith("/") else name for name in run["data"]]
+    command = ["arr-coc", "train", *[part for name in data for part in ("--data", name)]]
+    command += ["--samples", str(run["samples"]), "--steps", str(run["steps"]), "--batch", str(run["batch_size"])]
+    command += ["--rate", str(run["rate"]), "--seed", str(run["seed"])]
+    if place:
+        command += ["--start", f"runs/{place}"]
+    return [*command, "--out", "runs/selector" if place == count - 1 else f"runs/{place + 1}"]
 
 
 def _listed(values: list[float]) -> str:

@@ -173,6 +173,22 @@ def open_windows(windows: Tensor, plan: GazePlan, grid: Grid, most: int) -> Tens
     return cells[real][:most]
 
 
+def count_beyond(plan: GazePlan, grid: Grid) -> int:
+    """Windows of a plan that lie wholly beyond the picture.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.gaze import GazePlan, count_beyond
+    >>> count_beyond(GazePlan(gestalt=(1, 2, 2), scale=4, saccades=6, side=2, tokens=10), (1, 6, 8))
+    4
+
+    ```
+    """
+    inside = [-(-cells // plan.side) for cells in grid[1:]]
+    return cell_count(plan.windows) - inside[0] * inside[1]
+
+
 def place_gestalt(plan: GazePlan, grid: Grid) -> Tensor:
     """For each token of the gestalt the cell `[g]` in the middle of those it stands for.
 

@@ -86,7 +86,8 @@ def show_kept(image: Image.Image, kept: np.ndarray) -> Image.Image:
 def show_gaze(
     image: Image.Image, grid: tuple[int, int], cells: np.ndarray, cell: int, scale: int, most: int = 1400
 ) -> Image.Image:
-    """The picture `scale` times blurred, sharp in the cells that were looked at, each region numbered by its turn.
+    """The picture `scale` times blurred, sharp in the cells that were looked at; where the first third of them lies is
+    outlined, each region numbered by its turn.
 
     Args:
         image (`PIL.Image.Image`): at full resolution.
@@ -101,9 +102,10 @@ def show_gaze(
     sharp = image.resize(size, Image.Resampling.LANCZOS)
     coarse = image.resize((max(1, image.width // scale), max(1, image.height // scale)), Image.Resampling.BOX)
     blurred = Image.blend(coarse.resize(size, Image.Resampling.BICUBIC), Image.new("RGB", size, _PAPER), 0.45)
-    regions = find_regions(grid, cells)
+    regions = find_regions(grid, cells[: -(-len(cells) // 3)])
+    looked = find_regions(grid, cells) > 0
     reach = (grid[1] * cell * share, grid[0] * cell * share)  # the last cells may reach beyond the picture
-    mask = Image.fromarray(((regions > 0) * 255).astype(np.uint8)).resize(
+    mask = Image.fromarray((looked * 255).astype(np.uint8)).resize(
         (round(reach[0]), round(reach[1])), Image.Resampling.NEAREST
     )
     seen = Image.composite(sharp, blurred, mask.crop((0, 0, *size)))

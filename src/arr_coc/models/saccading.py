@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from arr_coc.config import Grid, cell_count
-from arr_coc.gaze import Gaze, GazePlan, open_windows, plan_gaze, replace_covered
+from arr_coc.gaze import Gaze, GazePlan, count_beyond, open_windows, plan_gaze, replace_covered
 from arr_coc.mipmaps import Mipmaps
 from arr_coc.models.building import Prompt, build, read_prompt
 from arr_coc.models.family import Encoded, Family, Inputs
@@ -46,13 +46,14 @@ def prepare_saccades(
     try:
         with watch.stage("select"):
             asked = [words[span.row] for span in prompt.spans]
-            overviews = make_overviews(encoded, plans, [sight.grid for sight in sights], asked, gaze)
+            grids = [sight.grid for sight in sights]
+            overviews = make_overviews(encoded, plans, grids, asked, gaze)
             queries = [
                 VisualQuery(own.tokens, plan.gestalt, words_of.to(own.tokens), plan.windows, seen)
                 for own, plan, words_of, seen in zip(overviews, plans, asked, maps, strict=True)
             ]
             picking.check(queries)
-            chosen = _choose(picking, queries, plans)
+            chosen = _choose(picking, queries, plans, grids)
             looked = [
                 _look(one, plan, sight.grid, gaze) for one, plan, sight in zip(chosen, plans, sights, strict=True)
             ]
@@ -137,17 +138,20 @@ def _measure(sight: Sight, plan: GazePlan) -> Mipmaps | None:
 
 
 def _choose(
-    selector: TokenSelector, queries: Sequence[VisualQuery], plans: Sequence[GazePlan]
+    selector: TokenSelector, queries: Sequence[VisualQuery], plans: Sequence[GazePlan], grids: Sequence[Grid]
 ) -> list[Selection | None]:
     """Windows of each picture that has saccades."""
     if any(plan.saccades is None for plan in plans):
         return list(selector.select(queries, "auto"))
+    ordered = isinstance(selector, nn.Module)  # others give no order in which to stop
     counts = []
-    for plan in plans:
+    for plan, grid in zip(plans, grids, strict=True):
         # where tokens of the gestalt make room, more may fit than at first
-        refilled = plan.drop and plan.saccades and isinstance(selector, nn.Module)  # others give no order to stop in
-        cells = plan.tokens if refilled else plan.saccades or 0
-        counts.append(min(-(-cells // plan.side**2), cell_count(plan.windows)))
+        cells = plan.tokens if plan.drop and plan.saccades and ordered else plan.saccades or 0
+        count = -(-cells // plan.side**2)
+        if cells and ordered:  # the last windows may lie beyond the picture, which a selector does not know
+            count += count_beyond(plan, grid)
+        counts.append(min(count, cell_count(plan.windows)))
     return select_counts(selector, queries, counts)
 
 
