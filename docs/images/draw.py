@@ -19,7 +19,7 @@ ASKED = (
     ("shapes.png", "what does the purple text say?", 0.25),
     ("camouflage.png", "what does the gray text say?", 0.125),
     ("page.png", "which total is written here?", 0.06),
-    ("needle.png", "what does the sign next to the black ring say?", 0.03),
+    ("needle.png", "what does the sign next to the black ring say?", 0.06),
 )
 HEIGHT, GAP, TEXT = 380, 18, 76
 PAGE = 7_000_000  # a held-out page with a title and a footnote
