@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from toy_base import CHAT, toy_base, toy_batch
 from typer.testing import CliRunner
 
-from arr_coc import ARRCOCConfig, ARRCOCLayer, ARRCOCQwen
+from arr_coc import ARRCOCConfig, ARRCOCLayer, ARRCOCQwen, ChatTokens, load_processor
 from arr_coc.cli import app
+from arr_coc.models.loading import load_model
 from arr_coc.training.answered import (
     CROWD,
     UnreadableError,
@@ -309,3 +310,25 @@ def test_a_mistake_is_one_line(arguments, said, tmp_path, monkeypatch):
     lines = [line for line in result.stderr.splitlines() if line.strip()]
     assert len(lines) == 1
     assert said in lines[0]
+
+
+@pytest.mark.parametrize("estimator", ["gate", "gumbel", "none"])
+def test_answers_teach_through_saccades_too(estimator):
+    model, processor = load_model("embedded", dtype=torch.float32).requires_grad_(False), load_processor("embedded")
+    samples = [make_sample("scenes", 5), make_sample("pages", 6)]
+    asked = [Asked(one.picture, one.question, one.answer) for one in samples]
+    layer = ARRCOCLayer(ARRCOCConfig.for_model(model))
+    chat = ChatTokens.from_tokenizer(processor.tokenizer)
+    task = AnswersTask(layer, model, estimator, chat, BudgetPlan.parse("0.5"), 1, mode="saccade")
+    losses, measures = task(make_asking(processor, asked, 0, 1, "cpu"))
+    assert 0 < measures["tokens"] <= 0.5
+    assert losses["answer"].requires_grad == (estimator != "none")
+    if estimator != "none":
+        losses["answer"].backward()
+        assert layer.participatory.agree.grad.abs().sum() > 0
+
+
+def test_what_reads_all_tokens_cannot_be_taught_through_saccades(toy):
+    layer = ARRCOCLayer(ARRCOCConfig.for_model(toy))
+    with pytest.raises(ValueError, match="saccade with gate, gumbel or none, got saccade with soft"):
+        AnswersTask(layer, toy, "soft", CHAT, ONE, 1, mode="saccade")

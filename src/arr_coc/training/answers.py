@@ -106,6 +106,7 @@ class AnswersTask(nn.Module):
         reward (`str`, *optional*, defaults to `"likelihood"`): of `reinforce`, or `"accuracy"`.
         thrift (`float`, *optional*, defaults to 0.0): how much the tokens that `"auto"` gives count in the loss.
         query_layers (`int`, *optional*, defaults to 0): as in [`~arr_coc.prepare`].
+        mode (`str`, *optional*, defaults to `"prune"`): or `"saccade"`, for `gate`, `gumbel` and `none`.
     """
 
     baseline: nn.Linear | None
@@ -122,8 +123,11 @@ class AnswersTask(nn.Module):
         reward: str = "likelihood",
         thrift: float = 0.0,
         query_layers: int = 0,
+        mode: str = "prune",
     ) -> None:
         super().__init__()
+        if mode not in ("prune", "saccade") or (mode == "saccade" and estimator in ("soft", "reinforce")):
+            raise ValueError(f"`mode` must be prune, or saccade with gate, gumbel or none, got {mode} with {estimator}")
         if reward not in ("likelihood", "accuracy"):
             raise ValueError(f"`reward` must be likelihood or accuracy, got {reward!r}")
         self.layer = layer
@@ -133,8 +137,8 @@ class AnswersTask(nn.Module):
         self.family = open_family(base)
         self.estimator, self.reward, self.thrift = estimator, reward, thrift
         self.budget, self.steps, self.seed = budget, steps, seed
-        mode: Any = "weight" if estimator == "soft" else "prune"
-        self.settings = Settings(mode=mode, chat=chat, on_error="raise", query_layers=query_layers)
+        how: Any = "weight" if estimator == "soft" else mode
+        self.settings = Settings(mode=how, chat=chat, on_error="raise", query_layers=query_layers)
         self.baseline = nn.Linear(2 * layer.config.hidden_size, 1) if estimator == "reinforce" else None
         if self.baseline is not None:
             nn.init.zeros_(self.baseline.weight)

@@ -34,6 +34,7 @@ def train_answers(
     lora: int = 0,
     last_layers: int = 0,
     hard: bool = False,
+    mode: str = "prune",
     query_layers: int = 0,
     dtype: str = "float32",
     device: str = "cpu",
@@ -59,6 +60,8 @@ def train_answers(
         last_layers (`int`, *optional*, defaults to 0): how many of the language model's last layers learn too; the
             base is then saved whole in `out/base`.
         hard (`bool`, *optional*, defaults to `False`): camouflage, needles and crowded scenes count double.
+        mode (`str`, *optional*, defaults to `"prune"`): or `"saccade"`: gestalt and saccades of what the processor
+            delivers, for `gate`, `gumbel` and `none`.
         dtype (`str`, *optional*, defaults to `"float32"`): of the base, or `"bfloat16"`; the selector is float32.
         query_layers, device, resume, say: as in [`~arr_coc.training.proxy_stage.train_proxy`].
     """
@@ -74,6 +77,7 @@ def train_answers(
         "stage": "hard" if hard else "answers", "data": list(data), "base": base, "samples": samples,
         "start": None if start is None else str(start), "estimator": estimator, "budget": budget, "reward": reward,
         "thrift": thrift, "lora": lora, "last_layers": last_layers, "query_layers": query_layers, "dtype": dtype,
+        "mode": mode,
     }  # fmt: skip
     check_run(Path(out), config, about, resume)
     accelerator = open_accelerator(device)
@@ -86,7 +90,7 @@ def train_answers(
     tuned = _add_lora(model, lora, config.seed) if lora else model
     chat = ChatTokens.from_tokenizer(processor.tokenizer)
     task = AnswersTask(
-        layer, tuned, estimator, chat, plan, config.steps, config.seed, reward, thrift, query_layers
+        layer, tuned, estimator, chat, plan, config.steps, config.seed, reward, thrift, query_layers, mode
     )  # fmt: skip
     size, own = config.batch_size * accelerator.num_processes, accelerator.process_index
 
