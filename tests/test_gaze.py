@@ -10,6 +10,7 @@ from PIL import Image
 from tiny_models import CHAT_END, MERGE, PATCH, QWEN, inputs_for, tiny_model
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer, ARRCOCQwen, Gaze, attach, create_selector, patches_from_picture, prepare
+from arr_coc.commands.ask import draw_gaze
 from arr_coc.compression import plan_merge
 from arr_coc.config import cell_count
 from arr_coc.gaze import GazePlan, count_beyond, open_windows, place_gestalt, plan_gaze, replace_covered
@@ -352,6 +353,21 @@ def test_saccades_are_read_row_by_row_or_most_relevant_first():
     seen = relevance[torch.as_tensor(ordered) // 20 * windows + torch.as_tensor(ordered) % 20]
     assert (seen.diff() <= 0).all()
     assert list(ordered) != sorted(ordered)
+
+
+def test_an_answer_says_what_the_gaze_did():
+    vlm = ARRCOCQwen.from_pretrained()
+    picture = draw_scene("needles", split_seed("test", 7_000_000), None, (1024, 1024)).picture
+    answer = vlm.answer(picture, "what does the sign say?", mode="saccade", budget=300)
+    assert (answer.tokens.full, answer.tokens.used, answer.strategy) == (1024, 300, "saccade")
+    sharp = len(answer.kept[0][1])
+    assert f"the whole picture in {300 - sharp} tokens, then {sharp} of 1024 at full" in answer.reason
+    small = vlm.answer(picture.crop((0, 0, 256, 256)), "what does the sign say?", mode="saccade")
+    assert small.reason == "the budget covers all 64 tokens"
+    assert len(small.kept[0][1]) == 64
+    assert draw_gaze(picture, answer).size == picture.size
+    with pytest.raises(ValueError, match="`mode` must be one of full, prune, weight, saccade, got 'see'"):
+        vlm.answer(picture, "what?", mode="see")
 
 
 MEMORY = """

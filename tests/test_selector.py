@@ -88,3 +88,19 @@ def test_committed_figures_meet_the_bars_and_are_those_of_the_card():
     assert FIGURES["expressions"]["pairs"] >= 0.65
     assert FIGURES["expressions"]["times the best blind rule"] >= 1.3
     assert f"{FIGURES['expressions']['pairs']:.1%}" in card
+
+
+def test_committed_figures_of_the_gaze_meet_the_bars_and_are_those_of_the_docs():
+    tables = json.loads((ROOT / "recipes" / "selector" / "gaze.json").read_text())["tables"]
+    right = {row: {world: cell["right"] for world, cell in cells.items()} for row, cells in tables["rivals"].items()}
+    needles = {row: cells["needles 2048"] for row, cells in right.items() if "needles 2048" in cells}
+    assert needles["saccade"] >= 0.85 * needles["all tokens"]
+    assert needles["saccade"] >= needles["downsample"] + 0.3
+    assert needles["saccade"] > max(needles["half-and-half"], needles["prune"])
+    for world in ("scenes 1024", "pages 1024"):
+        assert right["saccade"][world] >= right["all tokens"][world] - 0.02
+    coc = {row: cells["needles 2048"]["right"] for row, cells in tables["coc"].items()}
+    for how in ("pool", "merge"):
+        assert coc[f"ARR-COC: {how} to 128, 128 saccades"] > coc[f"COC: {how} to 256"]
+    docs = (ROOT / "docs" / "gaze.md").read_text()
+    assert f"| saccade | {needles['saccade']:.2f} |" in docs

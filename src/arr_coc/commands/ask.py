@@ -76,13 +76,15 @@ def draw_overlay(picture: Image.Image, answer: Answer, cell: int = 32) -> Image.
 def draw_gaze(picture: Image.Image, answer: Answer, cell: int = 32) -> Image.Image:
     """The (first) picture as a gaze of saccades saw it: blurred, and sharp where it looked, in order."""
     (_, rows, columns), cells = answer.kept[0]
+    if len(cells) == rows * columns:
+        return picture
     scale = max(1, round((rows * columns / max(1, answer.tokens.used - len(cells))) ** 0.5))
     if answer.output is not None and len(cells):
         relevance = answer.output.relevance[0, 0]
         side = -(-rows // len(relevance))  # cells of a window
         worth = relevance.cpu().numpy()[cells // columns // side, cells % columns // side]
         cells = cells[(-worth).argsort(kind="stable")]
-    return show_gaze(picture, (rows, columns), cells, cell, scale if len(cells) else 1)
+    return show_gaze(picture, (rows, columns), cells, cell, scale)
 
 
 def kept_cells(answer: Answer) -> np.ndarray:

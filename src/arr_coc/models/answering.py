@@ -318,8 +318,8 @@ def _explain(prepared: Prepared, mode: str, selector: Selector) -> tuple[str, st
 def _explain_gaze(prepared: Prepared) -> str:
     """What was looked at, and why, in words."""
     sharp = sum(len(cells) for _, cells in prepared.kept)
-    if not sharp:
-        return "the budget covers all of the picture"
+    if sharp == prepared.full:
+        return f"the budget covers all {prepared.full} tokens"
     whole = f"the whole picture in {prepared.used - sharp} tokens, then {sharp} of {prepared.full} at full resolution"
     reasons = dict.fromkeys(output.reason[0].split(": ", 1)[-1] for output in prepared.outputs if output is not None)
     return "; ".join([whole, *reasons])

@@ -75,7 +75,11 @@ def prepare_saccades(
         taken = [replace(one, indices=torch.arange(len(one.indices), device=one.indices.device)) for one in selections]
         places = [np.arange(len(one.indices)) for one in selections]
         built = build(family, room, prompt, positions, {"image": encoded}, taken, places, "saccade")
-        kept = [(sight.grid, cells.cpu().numpy()) for sight, (cells, _) in zip(sights, looked, strict=True)]
+        # a picture that is its own gestalt was read at full resolution everywhere
+        kept = [
+            (grid, np.arange(cell_count(grid)) if plan.scale == 1 else cells.cpu().numpy())
+            for grid, plan, (cells, _) in zip(grids, plans, looked, strict=True)
+        ]
     outputs = [None if one is None else one.output for one in chosen]
     total = sum(cell_count(sight.grid) for sight in sights)
     return Prepared(built, outputs, kept, total, sum(map(len, places)))
