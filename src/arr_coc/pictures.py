@@ -109,7 +109,9 @@ def to_rgb(image: Image.Image) -> Picture:
         upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright)
     elif upright.mode != "RGB":
         notes.append(f"was converted from {upright.mode}")
-    return Picture(upright if upright.mode == "RGB" else upright.convert("RGB"), tuple(notes))
+    if upright.mode != "RGB" or frames > 1:  # one of several frames would go back to its file, which is closed
+        upright = upright.convert("RGB")
+    return Picture(upright, tuple(notes))
 
 
 def _eight_bit(values: np.ndarray, mode: str) -> np.ndarray:
