@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Annotated
@@ -100,6 +101,15 @@ def inputs_for(model: torch.nn.Module, grid: tuple[int, int]) -> dict[str, torch
         "pixel_values": (2 * torch.rand(rows, 3 * 2 * patch**2, device=weight.device) - 1).to(weight.dtype),
         "image_grid_thw": torch.tensor([[1, 2 * grid[0], 2 * grid[1]]]).to(weight.device),
     }
+
+
+def build_model(make: Callable[[], torch.nn.Module], target: torch.device, dtype: torch.dtype) -> torch.nn.Module:
+    """A model of random weights, made where and as it is measured."""
+    torch.set_default_dtype(dtype)
+    with target:
+        model = make().eval()
+    torch.set_default_dtype(torch.float32)
+    return model
 
 
 def compile_layers(model: torch.nn.Module) -> None:
@@ -208,10 +218,7 @@ def main(
     grids = [grid for grid in (((6, 8), (32, 33)) if tiny else GRIDS) if tokens in (0, grid[0] * grid[1])]
     with torch.inference_mode():
         for name, make in shapes.items():
-            torch.set_default_dtype(dtype)
-            with target:
-                model = make().eval()
-            torch.set_default_dtype(torch.float32)
+            model = build_model(make, target, dtype)
             if compiled:
                 name += ", layers compiled"
                 compile_layers(model)

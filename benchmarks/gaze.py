@@ -18,7 +18,7 @@ from typing import Annotated, Any, NamedTuple
 import torch
 import torch.nn.functional as F
 import typer
-from attach import IDS, SHAPES, TIMED, TINY, compile_layers
+from attach import IDS, SHAPES, TIMED, TINY, build_model, compile_layers
 from timing import Clock, machine, write_json
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer, patches_from_picture, prepare
@@ -156,7 +156,7 @@ def main(
     repeats: Annotated[int, typer.Option(help="Timed runs of each row.")] = 7,
     tiny: Annotated[bool, typer.Option(help="Small shapes, to try the script.")] = False,
     model_name: Annotated[str, typer.Option("--model", help="Only models whose name contains this.")] = "",
-    compiled: Annotated[bool, typer.Option(help="Compile the layers of encoder and language model.")] = False,
+    compiled: Annotated[bool, typer.Option(help="Compile the language model's layers.")] = False,
 ) -> None:
     target = torch.device(device)
     dtype = torch.bfloat16 if target.type == "cuda" else torch.float32
@@ -169,10 +169,7 @@ def main(
             if model_name not in name:
                 continue
             torch.manual_seed(0)
-            torch.set_default_dtype(dtype)
-            with target:
-                model = make().eval()
-            torch.set_default_dtype(torch.float32)
+            model = build_model(make, target, dtype)
             if compiled:
                 name += ", layers compiled"
                 compile_layers(model)

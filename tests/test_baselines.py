@@ -16,10 +16,9 @@ from transformers import AutoModelForImageTextToText
 from arr_coc import ARRCOCConfig, ChatTokens, PictureSelector, VisualQuery, create_selector, list_selectors, prepare
 from arr_coc.baselines import shrink_grid
 from arr_coc.config import cell_count
-from arr_coc.gaze import nearest_cells
 from arr_coc.models.building import read_prompt
 from arr_coc.models.family import open_family
-from arr_coc.models.resizing import resize_prompt
+from arr_coc.models.resizing import nearest_cells, resize_prompt
 
 
 def kept_by_oracle(boxes, budget, grid=(1, 6, 8)):

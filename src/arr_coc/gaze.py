@@ -238,21 +238,3 @@ def replace_covered(cells: Tensor, plan: GazePlan, grid: Grid) -> tuple[Tensor, 
     fits = len(covered) - dropped + steps <= plan.tokens
     count = int((fits * steps).max())
     return cells[:count], covered > count
-
-
-def nearest_cells(small: Grid, full: Grid) -> Tensor:
-    """For each cell of a smaller grid the index `[n]` of the cell of the full one that is nearest to its middle.
-
-    Example:
-
-    ```python
-    >>> from arr_coc.gaze import nearest_cells
-    >>> nearest_cells((1, 1, 2), (1, 3, 6)).tolist()
-    [7, 10]
-
-    ```
-    """
-    rows = ((torch.arange(small[1]) + 0.5) * full[1] / small[1] - 0.5).round().long()
-    columns = ((torch.arange(small[2]) + 0.5) * full[2] / small[2] - 0.5).round().long()
-    frames = torch.arange(small[0])[:, None, None] * full[1] * full[2]
-    return (frames + rows[:, None] * full[2] + columns).flatten()

@@ -28,33 +28,34 @@ class Qwen3VL(Qwen2VL):
 
         The table is stretched along each side by itself, so that a picture of one row and one of one column tell all.
         """
-        visual, merge = self.inner.visual, self.config.vision_config.spatial_merge_size
-        side = visual.num_grid_per_side
+        merge, side = self.config.vision_config.spatial_merge_size, self.inner.visual.num_grid_per_side
         indices, weights = [], []
         inside = torch.cartesian_prod(*[torch.arange(merge, device=places[0].device)] * 2)  # [m * m, 2]
         for place, (_, rows, columns) in zip(places, grids, strict=True):
             patch = (place[:, None] * merge + inside).flatten(0, 1)  # [k * m * m, 2]
-            sides = []
-            for axis, length in enumerate((rows * merge, columns * merge)):
-                strip = (1, length, 1) if axis == 0 else (1, 1, length)
-                taps, share = get_vision_interpolation_indices_and_weights(
-                    torch.tensor([strip]),
-                    num_grid_per_side=side,
-                    mode=visual.interpolation_mode,
-                    align_corners=visual.interpolation_align_corners,
-                )  # [length, taps * taps], of which the other axis has
-                several = round(taps.shape[1] ** 0.5)
-                taps, share = (value.view(length, several, several) for value in (taps, share))
-                if axis == 0:
-                    sides.append((taps[:, :, 0] // side, share.sum(dim=2)))
-                else:
-                    sides.append((taps[:, 0] % side, share.sum(dim=1)))
             (down, down_share), (along, along_share) = (
-                tuple(value.to(patch.device)[patch[:, axis]] for value in sides[axis]) for axis in (0, 1)
+                tuple(value.to(patch.device)[patch[:, axis]] for value in self._taps(axis, cells * merge))
+                for axis, cells in enumerate((rows, columns))
             )
             indices.append((down[:, :, None] * side + along[:, None]).flatten(1))
             weights.append((down_share[:, :, None] * along_share[:, None]).flatten(1))
         return {"interp_indices": torch.cat(indices), "interp_weights": torch.cat(weights)}
+
+    def _taps(self, axis: int, length: int) -> tuple[Tensor, Tensor]:
+        """Rows (axis 0) or columns of the table that each patch along a side lies between, and their shares."""
+        visual = self.inner.visual
+        side = visual.num_grid_per_side
+        places, shares = get_vision_interpolation_indices_and_weights(
+            torch.tensor([(1, length, 1) if axis == 0 else (1, 1, length)]),
+            num_grid_per_side=side,
+            mode=visual.interpolation_mode,
+            align_corners=visual.interpolation_align_corners,
+        )
+        count = round(places.shape[1] ** 0.5)
+        places, shares = (value.view(length, count, count) for value in (places, shares))  # [length, rows, columns]
+        if axis == 0:
+            return places[:, :, 0] // side, shares.sum(dim=2)
+        return places[:, 0] % side, shares.sum(dim=1)
 
     def wrap(self, features: list[Tensor], deepstack: list[list[Tensor]]) -> Any:
         """Features of each picture and their rows of every DeepStack level."""

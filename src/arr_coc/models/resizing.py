@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from arr_coc.config import Grid, cell_count
-from arr_coc.gaze import nearest_cells
 from arr_coc.models.building import Prompt, choose_columns
 from arr_coc.models.family import Encoded, Family, Inputs
 from arr_coc.selecting import InvalidSelectorError, Selection, TokenSelector, VisualQuery
@@ -101,3 +100,21 @@ def select_counts(
             raise InvalidSelectorError(f"the selector of the second half kept more than its {count} tokens")
         found = [new if own == count else old for old, new, own in zip(found, chosen, counts, strict=True)]
     return found
+
+
+def nearest_cells(small: Grid, full: Grid) -> Tensor:
+    """For each cell of a smaller grid the index `[n]` of the cell of the full one that is nearest to its middle.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.models.resizing import nearest_cells
+    >>> nearest_cells((1, 1, 2), (1, 3, 6)).tolist()
+    [7, 10]
+
+    ```
+    """
+    rows = ((torch.arange(small[1]) + 0.5) * full[1] / small[1] - 0.5).round().long()
+    columns = ((torch.arange(small[2]) + 0.5) * full[2] / small[2] - 0.5).round().long()
+    frames = torch.arange(small[0])[:, None, None] * full[1] * full[2]
+    return (frames + rows[:, None] * full[2] + columns).flatten()

@@ -32,11 +32,12 @@ def prepare_saccades(
     """[`~arr_coc.prepare`] in this mode."""
     picking, gaze = _check(family, inputs, selector), settings.gaze or Gaze()
     with watch.stage("select"):
-        prompt = read_prompt(family, inputs)
-        sights = _open_sights(family, inputs, prompt, settings.images)
-        plans = [plan_gaze(sight.grid, settings.budget, gaze) for sight in sights]
-        rooms = [_room(sight.grid, plan) for sight, plan in zip(sights, plans, strict=True)]
-        room = restate_prompt(family, inputs, prompt, rooms)
+        given = read_prompt(family, inputs)
+        sights = _open_sights(family, inputs, given, settings.images)
+        grids = [sight.grid for sight in sights]
+        plans = [plan_gaze(grid, settings.budget, gaze) for grid in grids]
+        rooms = [_room(grid, plan) for grid, plan in zip(grids, plans, strict=True)]
+        room = restate_prompt(family, inputs, given, rooms)
         prompt = read_prompt(family, room)
         words = embed_question(family, room, prompt, settings)
         positions = family.positions(room)
@@ -46,7 +47,6 @@ def prepare_saccades(
     try:
         with watch.stage("select"):
             asked = [words[span.row] for span in prompt.spans]
-            grids = [sight.grid for sight in sights]
             overviews = make_overviews(encoded, plans, grids, asked, gaze)
             queries = [
                 VisualQuery(own.tokens, plan.gestalt, words_of.to(own.tokens), plan.windows, seen)
@@ -54,9 +54,7 @@ def prepare_saccades(
             ]
             picking.check(queries)
             chosen = _choose(picking, queries, plans, grids)
-            looked = [
-                _look(one, plan, sight.grid, gaze) for one, plan, sight in zip(chosen, plans, sights, strict=True)
-            ]
+            looked = [_look(one, plan, grid, gaze) for one, plan, grid in zip(chosen, plans, grids, strict=True)]
     except (InvalidSelectorError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -64,8 +62,8 @@ def prepare_saccades(
             raise
         what = "all visual tokens are kept" if settings.images is None else "the picture is read small"
         logger.warning("selection failed, %s: %s", what, error)
-        total = count_visual(read_prompt(family, inputs))
-        everything = [(span.grid, np.arange(cell_count(span.grid))) for span in read_prompt(family, inputs).spans]
+        total = count_visual(given)
+        everything = [(span.grid, np.arange(cell_count(span.grid))) for span in given.spans]
         return Prepared(dict(inputs), [None] * len(sights), everything, total, total, str(error))
     with watch.stage("encode"):
         details = _encode_cells(family, sights, [cells for cells, _ in looked])
@@ -81,7 +79,7 @@ def prepare_saccades(
             for grid, plan, (cells, _) in zip(grids, plans, looked, strict=True)
         ]
     outputs = [None if one is None else one.output for one in chosen]
-    total = sum(cell_count(sight.grid) for sight in sights)
+    total = sum(map(cell_count, grids))
     return Prepared(built, outputs, kept, total, sum(map(len, places)))
 
 
