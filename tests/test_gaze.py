@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from PIL import Image
-from tiny_models import CHAT_END, MERGE, PATCH, QWEN, inputs_for, tiny_model
+from tiny_models import CHAT_END, MERGE, PATCH, QWEN, RELATIVES, inputs_for, tiny_model
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer, ARRCOCQwen, Gaze, attach, create_selector, patches_from_picture, prepare
 from arr_coc.commands.ask import draw_gaze
@@ -160,7 +160,7 @@ def test_the_last_cells_are_continued_with_the_last_pixels():
 # the encoder
 
 
-@pytest.mark.parametrize("family", QWEN)
+@pytest.mark.parametrize("family", [*QWEN, *RELATIVES])
 def test_all_cells_alone_equal_the_normal_encoding(family):
     opened = open_family(tiny_model(family))
     grid = torch.tensor([[1, 8, 12], [1, 12, 8], [1, 10, 14]])
@@ -203,7 +203,7 @@ def test_a_family_that_reads_whole_pictures_says_so():
 # prompts
 
 
-@pytest.mark.parametrize("family", QWEN)
+@pytest.mark.parametrize("family", [*QWEN, *RELATIVES])
 def test_a_small_picture_is_encoded_normally(family):
     model, inputs = tiny_model(family), inputs_for(family, SMALL)
     prepared = gaze_at(model, inputs, create_selector("grid"), budget=None)

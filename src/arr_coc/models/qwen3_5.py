@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from torch import Tensor
+
 from arr_coc.models.family import register_family
 from arr_coc.models.qwen2_vl import Qwen2VL
-from arr_coc.patches import HALF
+from arr_coc.models.qwen3_vl import Qwen3VL
 
 
 @register_family("qwen3_5")
-class Qwen35(Qwen2VL):
+class Qwen35(Qwen3VL):
     """Qwen3.5. In its linear layers a dropped token is not masked but never read."""
 
-    processor_class = "Qwen3VLProcessor"
-    image_mean = HALF
-    image_std = HALF
+    def wrap(self, features: list[Tensor], deepstack: list[list[Tensor]]) -> Any:
+        """Features of each picture, as before DeepStack."""
+        return Qwen2VL.wrap(self, features, deepstack)

@@ -72,11 +72,13 @@ def train_proxy(
     opened: dict[str, Features] = {}  # one that is named twice is read once
     for name in data:
         shown = open_source(name, samples, config.seed)
-        key = features_key(weights, processor, layer, name, samples, config.seed, query_layers)
+        gaze = name.startswith(GAZE)
+        parts = (samples, config.seed, query_layers, *([GAZE] if gaze else []))
+        key = features_key(weights, processor, layer, name.removeprefix(GAZE), *parts)
         with accelerator.main_process_first():
             if not (folder / key / INDEX).exists():
                 write_features(
-                    folder / key, model, processor, layer, shown, query_layers=query_layers, gaze=name.startswith(GAZE),
+                    folder / key, model, processor, layer, shown, query_layers=query_layers, gaze=gaze,
                     progress=None if progress is None else lambda done, name=name: progress(name, done),  # type: ignore[misc]
                 )  # fmt: skip
         if key not in opened:
