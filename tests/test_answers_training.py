@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer, ARRCOCQwen, ChatTokens, load_processor
 from arr_coc.cli import app
+from arr_coc.config import EMBEDDED_SELECTOR as SELECTOR
 from arr_coc.models.loading import load_model
 from arr_coc.training.answered import (
     CROWD,
@@ -326,6 +327,17 @@ def test_answers_teach_through_saccades_too(estimator):
     if estimator != "none":
         losses["answer"].backward()
         assert layer.participatory.agree.grad.abs().sum() > 0
+
+
+def test_a_compressor_learns_alone_where_the_choice_does_not(tmp_path):
+    config = LoopConfig(steps=2, batch_size=2)
+    options = {"mode": "saccade", "compress": "conv", "estimator": "none", "samples": 4, "budget": "0.3"}
+    done = train_answers(["scenes"], tmp_path / "run", config=config, start=SELECTOR, **options)
+    before, after = ARRCOCLayer.from_pretrained(SELECTOR).state_dict(), ARRCOCLayer.from_pretrained(done).state_dict()
+    moved = {name for name, value in after.items() if name not in before or not torch.equal(value, before[name])}
+    assert moved
+    assert all(name.startswith("compressor.") for name in moved)
+    assert after["compressor.widen.0.weight"].abs().sum() > 0
 
 
 def test_what_reads_all_tokens_cannot_be_taught_through_saccades(toy):

@@ -9,7 +9,18 @@ import torch
 from PIL import Image
 from tiny_models import CHAT_END, MERGE, PATCH, QWEN, RELATIVES, inputs_for, tiny_model
 
-from arr_coc import ARRCOCConfig, ARRCOCLayer, ARRCOCQwen, Gaze, attach, create_selector, patches_from_picture, prepare
+from arr_coc import (
+    ARRCOCConfig,
+    ARRCOCLayer,
+    ARRCOCQwen,
+    Gaze,
+    Selection,
+    TokenSelector,
+    attach,
+    create_selector,
+    patches_from_picture,
+    prepare,
+)
 from arr_coc.commands.ask import draw_gaze
 from arr_coc.compression import plan_merge
 from arr_coc.config import cell_count
@@ -70,6 +81,13 @@ def test_a_plan_is_asked_for_as_many_tokens_of_each_as_wished():
     assert plan_gaze((1, 64, 64), 256, Gaze(gestalt=256))[:3] == ((1, 16, 16), 4, 0)
     assert plan_gaze((1, 64, 64), 1280, Gaze(gestalt=256)).saccades == 1024
     assert plan_gaze((1, 64, 64), "auto", Gaze()).saccades is None
+
+
+def test_what_is_compressed_by_halves_has_an_even_scale():
+    assert plan_gaze((1, 32, 32), 256, Gaze(gestalt=128, compress="pool")).scale == 3
+    for compress in ("merge", "conv"):
+        plan = plan_gaze((1, 32, 32), 256, Gaze(gestalt=128, compress=compress))
+        assert (plan.scale, plan.squeeze, plan.gestalt) == (4, 4, (1, 8, 8))
 
 
 @pytest.mark.parametrize(
@@ -320,6 +338,64 @@ def test_the_budget_is_spent_inside_the_picture():
     assert count_beyond(plan, (1, 18, 26)) > 0
     prepared = gaze_at(model, inputs, layer, budget=70, images=[picture], gaze=Gaze(overlap="keep"))
     assert int((prepared["input_ids"] == open_family(model).token_id("image")).sum()) == 70
+
+
+class Beyond(TokenSelector):
+    def select(self, queries, budget=None):
+        return [Selection(torch.tensor([0, cell_count(query.cells)])) for query in queries]
+
+
+def test_a_selector_that_looks_beyond_the_picture_is_told_so_in_one_line():
+    model, inputs = tiny_model("qwen3_vl"), inputs_for("qwen3_vl", LARGE)
+    with pytest.raises(ValueError, match=r"must name cells of `VisualQuery.cells`, here \d+, none beyond"):
+        gaze_at(model, inputs, Beyond())
+
+
+# the learned compressor
+
+
+def with_compressor(model, levels):
+    return ARRCOCLayer(ARRCOCConfig.for_model(model, compressor_levels=levels))
+
+
+@pytest.mark.parametrize("family", QWEN)
+def test_an_untrained_compressor_is_pooling_and_then_learns_from_the_answer(family):
+    model, inputs = tiny_model(family), inputs_for(family, LARGE)
+    layer = with_compressor(model, 1 + len(getattr(model.config.vision_config, "deepstack_visual_indexes", ())))
+    assert plan_gaze((1, 12, 20), 40, Gaze(gestalt=15, compress="conv")).squeeze == 4
+    ways = {
+        compress: gaze_at(model, inputs, layer, budget=40, gaze=Gaze(gestalt=15, compress=compress))
+        for compress in (None, "pool", "conv")
+    }
+    found = {compress: logits(model, arguments) for compress, arguments in ways.items()}
+    assert torch.equal(found["pool"], found["conv"])
+    assert not torch.allclose(found["pool"], found[None], atol=1e-4)
+    prepared = prepare(model, inputs, layer, mode="saccade", budget=40, gaze=Gaze(gestalt=15, compress="conv"))
+    model(**prepared).logits.square().sum().backward()
+    for widen in layer.compressor.widen:
+        assert widen.weight.grad.abs().sum() > 0
+
+
+def test_a_compressor_is_saved_with_its_layer(tmp_path):
+    model = tiny_model("qwen3_vl")
+    layer = with_compressor(model, 2)
+    with torch.no_grad():
+        layer.compressor.widen[1].weight.normal_()
+    layer.save_pretrained(tmp_path)
+    again = ARRCOCLayer.from_pretrained(tmp_path)
+    tokens = [torch.randn(64, layer.config.hidden_size)] * 2
+    for side in (2, 4):
+        one, other = (each.compressor(tokens, (1, 8, 8), side) for each in (layer, again))
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+        assert not torch.allclose(one[0], one[1])
+    with pytest.raises(ValueError, match="this compressor has 2 levels, the encoder 1; train another"):
+        layer.compressor(tokens[:1], (1, 8, 8), 4)
+
+
+def test_compressing_by_what_was_never_learned_is_refused():
+    model, inputs = tiny_model("qwen3_vl"), inputs_for("qwen3_vl", LARGE)
+    with pytest.raises(ValueError, match="compress 'conv' needs a selector that learned it"):
+        gaze_at(model, inputs, create_selector("grid"), gaze=Gaze(compress="conv"))
 
 
 def test_wrong_calls_are_refused_in_one_line():

@@ -5,10 +5,11 @@ import warnings
 
 import pytest
 import torch
-from tiny_models import inputs_for, tiny_model
+from tiny_models import QWEN, inputs_for, tiny_model
 
-from arr_coc import ARRCOCConfig, ARRCOCLayer, generate_texture_array, load_processor, prepare
+from arr_coc import ARRCOCConfig, ARRCOCLayer, Gaze, generate_texture_array, load_processor, prepare
 from arr_coc.models.loading import load_model
+from arr_coc.models.replaying import _caches
 from arr_coc.training.features import Features, write_features
 from arr_coc.training.sources import open_source
 
@@ -16,6 +17,35 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+
+SACCADES = {"mode": "saccade", "budget": 60, "on_error": "raise", "gaze": Gaze(overlap="keep")}
+
+
+@pytest.mark.parametrize("family", QWEN)
+def test_a_replayed_encoder_sees_what_the_plain_one_sees(family):
+    model = tiny_model(family).cuda().eval()
+    selector = ARRCOCLayer(ARRCOCConfig.for_model(model)).cuda().eval()
+    given = [inputs_for(family, [("text", 4 + n), ("image", (1, 24, 40)), ("text", 6)]) for n in range(4)]
+    given = [{name: value.cuda() for name, value in one.items()} for one in given]
+    for seed, one in enumerate(given):
+        torch.manual_seed(seed)
+        one["pixel_values"] = torch.randn_like(one["pixel_values"])
+    with torch.inference_mode():
+        replayed = [prepare(model, one, selector, **SACCADES) for one in given]
+        # Qwen2.5's windows are as long as they are looked at, so that every question has others
+        recordings = _caches[model.model.visual]._recordings
+        assert len(recordings) == (1 if family == "qwen2_5_vl" else 2)
+        held = model.model.visual.register_forward_hook(lambda *_: None)  # with a hook nothing is replayed
+        for one, seen in zip(given, replayed, strict=True):
+            plain = prepare(model, one, selector, **SACCADES)["mm_encoder_outputs"]["image"].pooler_output[0]
+            found = seen["mm_encoder_outputs"]["image"].pooler_output[0]
+            torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-4)
+        held.remove()
+        before = prepare(model, given[0], selector, **SACCADES)["mm_encoder_outputs"]["image"].pooler_output[0]
+        for weight in model.model.visual.merger.parameters():
+            weight.data = weight.data * 2  # elsewhere in memory
+        after = prepare(model, given[0], selector, **SACCADES)["mm_encoder_outputs"]["image"].pooler_output[0]
+        assert not torch.allclose(before, after, atol=1e-3)
 
 
 @pytest.fixture(name="layer")

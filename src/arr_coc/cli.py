@@ -217,6 +217,7 @@ def train(
     last_layers: Annotated[int, typer.Option(min=0, help="answers, hard: layers of the base that learn too.")] = 0,
     query_layers: Annotated[int, typer.Option(min=0, help="Layers that read the question first.")] = 0,
     mode: Annotated[str, typer.Option(help="answers, hard: prune, or saccade.")] = "prune",
+    compress: Annotated[str | None, typer.Option(help="saccade: of the gestalt, pool, merge or conv, learned.")] = None,
     dtype: Annotated[str, typer.Option(help="answers, hard: of the base, float32 or bfloat16.")] = "float32",
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 200,
     cache: Annotated[
@@ -239,7 +240,7 @@ def train(
             options["cache"] = cache
         else:
             options |= {"estimator": estimator, "budget": budget, "reward": reward, "thrift": thrift, "lora": lora}
-            options |= {"last_layers": last_layers, "dtype": dtype, "mode": mode}
+            options |= {"last_layers": last_layers, "dtype": dtype, "mode": mode, "compress": compress}
         try:
             run(stage, data, out, base, config, device=device, resume=resume, **options)
         except KeyboardInterrupt:

@@ -4,22 +4,27 @@
 |------------|------------------------------------------------------------------------------------------------|
 | `pool`     | the mean of the encoder's tokens under it, in its middle                                       |
 | `merge`    | the same where neighbours are alike; where they differ or the question points, smaller blocks  |
+| `conv`     | the mean and what convolutions add to it, which are learned (`arr-coc train --compress conv`)  |
 
-Neither is trained. Both give at most as many tokens as the plain overview would have.
+All give at most as many tokens as the plain overview would have.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from arr_coc.config import Grid
+from arr_coc.config import ARRCOCConfig, Grid
 from arr_coc.knowing import unit_rows
 from arr_coc.mipmaps import pool_to
 
-Compress = Literal["pool", "merge"]
+Compress = Literal["pool", "merge", "conv"]
+# These halve the sides of a grid, once or twice.
+HALVING = ("merge", "conv")
 # Sides of the squares that become one token, at most.
 MOST_SIDE = 4
 
@@ -57,6 +62,62 @@ def pool_tokens(tokens: Tensor, grid: Grid, side: int) -> Tensor:
     """
     maps = tokens.view(grid[1], grid[2], -1).permute(2, 0, 1)[None]  # [1, D, h, w]
     return pool_to(maps.float(), (grid[1] // side, grid[2] // side))[0].flatten(1).mT.to(tokens.dtype)
+
+
+class ConvCompressor(nn.Module):
+    """What is added to the means of squares of 2x2 or 4x4 tokens; nothing at first, so that it begins as `pool`.
+
+    Tokens are narrowed, each convolution halves the sides of their grid, and every level of the encoder gets what was
+    found in the first, widened by a map of its own.
+
+    Args:
+        hidden_size (`int`): width `D` of the tokens.
+        rank (`int`): width inside.
+        levels (`int`): of the encoder: its output, then DeepStack's.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc.compression import ConvCompressor
+    >>> compressor = ConvCompressor(hidden_size=8, rank=4, levels=2)
+    >>> [level.shape for level in compressor([torch.randn(64, 8)] * 2, (1, 8, 8), 4)]
+    [torch.Size([4, 8]), torch.Size([4, 8])]
+
+    ```
+    """
+
+    def __init__(self, hidden_size: int, rank: int, levels: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(hidden_size)
+        self.narrow = nn.Linear(hidden_size, rank)
+        self.halve = nn.ModuleList(nn.Conv2d(rank, rank, 3, stride=2, padding=1) for _ in range(2))
+        self.widen = nn.ModuleList(nn.Linear(rank, hidden_size) for _ in range(levels))
+        for widen in self.widen.parameters():
+            nn.init.zeros_(widen)
+
+    def forward(self, levels: Sequence[Tensor], grid: Grid, side: int) -> tuple[Tensor, ...]:
+        """Tokens `[n, D]` of each level `[N, D]` on `grid`, one for each square of `side` (2 or 4) x `side`."""
+        if len(levels) != len(self.widen):
+            raise ValueError(f"this compressor has {len(self.widen)} levels, the encoder {len(levels)}; train another")
+        seen = self.narrow(self.norm(levels[0].float()))  # [N, R]
+        maps = seen.view(grid[1], grid[2], -1).permute(2, 0, 1)[None]  # [1, R, h, w]
+        for halve in self.halve[: side.bit_length() - 1]:
+            maps = F.gelu(halve(maps))
+        found = maps[0].flatten(1).mT  # [n, R]
+        return tuple(
+            pool_tokens(level, grid, side) + widen(found).to(level.dtype)
+            for level, widen in zip(levels, self.widen, strict=True)
+        )
+
+
+def make_compressor(config: ARRCOCConfig) -> ConvCompressor | None:
+    """An untrained compressor, if a configuration has one."""
+    if not config.compressor_levels:
+        return None
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they were
+        torch.manual_seed(config.seed)
+        return ConvCompressor(config.hidden_size, config.low_rank, config.compressor_levels)
 
 
 def plan_merge(tokens: Tensor, words: Tensor, grid: Grid, side: int) -> Merged:

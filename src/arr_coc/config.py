@@ -100,6 +100,9 @@ class ARRCOCConfig:
             Name of the detector that fills the `text` channel; `None` is the built-in stroke density. Set by the layer.
         base_model_name_or_path (`str`, *optional*):
             The vision-language model this layer was made for.
+        compressor_levels (`int`, *optional*, defaults to 0):
+            Levels of the encoder's tokens (its output, then DeepStack's) that a learned compressor makes fewer; 0 has
+            no compressor. See [`~arr_coc.compression.ConvCompressor`].
         seed (`int`, *optional*, defaults to 0):
             Seed of the fixed orthogonal projections and of the convolutions behind zero-initialised corrections.
         arr_coc_version (`str`, *optional*):
@@ -127,6 +130,7 @@ class ARRCOCConfig:
     max_image_pixels: int = 256_000_000
     text_detector: str | None = None
     base_model_name_or_path: str | None = None
+    compressor_levels: int = 0
     seed: int = 0
     arr_coc_version: str = __version__
 
@@ -143,8 +147,8 @@ class ARRCOCConfig:
             "cell_pixels",
             "max_image_pixels",
         )
-        for name in (*counts, "seed"):
-            value, least = getattr(self, name), 0 if name == "seed" else 1
+        for name in (*counts, "compressor_levels", "seed"):
+            value, least = getattr(self, name), 1 if name in counts else 0
             if isinstance(value, bool) or not isinstance(value, int):
                 raise TypeError(f"`{name}` must be an int, got {type(value).__name__}")
             if value < least:

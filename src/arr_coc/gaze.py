@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from arr_coc.attending import resolve_budget
-from arr_coc.compression import MOST_SIDE, Compress, check_compress
+from arr_coc.compression import HALVING, MOST_SIDE, Compress, check_compress
 from arr_coc.config import Budget, Grid, cell_count
 
 Overlap = Literal["auto", "keep", "drop"]
@@ -44,7 +44,7 @@ class Gaze:
         order (`str`, *optional*, defaults to `"raster"`): saccades are read row by row, as models learned to read, or
             most relevant first (`"relevance"`), which breaks words into letters.
         compress (`str`, *optional*): encode a gestalt of up to 16 times as many tokens and compress it to `gestalt`,
-            by `"pool"` or `"merge"`, see [`~arr_coc.compression`]. Tokens that were merged are never dropped.
+            by `"pool"`, `"merge"` or `"conv"`, see [`~arr_coc.compression`]. Tokens that were merged are never dropped.
 
     Example:
 
@@ -132,6 +132,8 @@ def plan_gaze(grid: Grid, budget: Budget | None, gaze: Gaze) -> GazePlan:
         scale += 1
     if scale > 2 * step:  # in steps, so that whole windows fit; a small scale would lose too much by them
         scale = -(-scale // step) * step
+    if gaze.compress in HALVING:
+        scale += scale % 2
     gestalt = _shrunk(grid, scale)
     sides = [side for side in range(1, scale + 1) if scale % side == 0]
     few = [side for side in sides if cell_count(gestalt) * (scale // side) ** 2 <= MOST_WINDOWS]
@@ -139,7 +141,7 @@ def plan_gaze(grid: Grid, budget: Budget | None, gaze: Gaze) -> GazePlan:
     squeeze = 1
     if gaze.compress is not None:
         squeeze = max(
-            part for part in sides if part <= MOST_SIDE and (part == 1 or part % 2 == 0 or gaze.compress == "pool")
+            part for part in sides if part <= MOST_SIDE and (part == 1 or part % 2 == 0 or gaze.compress not in HALVING)
         )
     near = scale < NEAR_SCALES if gaze.overlap == "auto" else gaze.overlap == "drop"
     saccades = None if wanted is None else tokens - cell_count(gestalt)

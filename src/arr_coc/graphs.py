@@ -47,8 +47,9 @@ class GraphCache:
         limit (`int`, *optional*, defaults to 16): how many recordings are kept.
         limit_bytes (`int`, *optional*, defaults to 512 MiB): how much their copies of the inputs may take together.
 
-    The function takes tensors (or `None`) and settings, and returns a `NamedTuple` of tensors (or `None`). It must not
-    wait for the device, and its results may depend on nothing else that changes in place but the module's weights.
+    The function takes tensors (or `None`) and settings, and returns a tuple of tensors (or `None`), named or not. It
+    must not wait for the device, and its results may depend on nothing else that changes in place but the module's
+    weights.
     """
 
     def __init__(self, limit: int = 16, limit_bytes: int = 2**29) -> None:
@@ -101,7 +102,7 @@ class GraphCache:
         recording.graph.replay()
         copies = [None if value is None else value.clone() for value in recording.outputs]
         self._done[device] = stream.record_event()
-        return type(recording.outputs)(*copies)
+        return getattr(type(recording.outputs), "_make", tuple)(copies)
 
     def _forget(self) -> None:
         """Drop the recordings used longest ago until both limits hold; the newest always stays."""

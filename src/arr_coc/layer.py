@@ -12,6 +12,7 @@ from arr_coc.attending import Plan, TokenAllocator, finish_plan, resolve_budget
 from arr_coc.balancing import SCORES, AdaptiveTensionBalancer, Judgement
 from arr_coc.batching import group_queries, pad_words
 from arr_coc.checking import check_inputs, check_width, extremes, read_report, record_detector
+from arr_coc.compression import make_compressor
 from arr_coc.config import ARRCOCConfig, Budget, Grid, cell_count, check_grid
 from arr_coc.graphs import GraphCache, may_replay
 from arr_coc.knowing import InformationScorer, ParticipatoryScorer, PerspectivalScorer
@@ -86,6 +87,7 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         self.use_graphs = True
         self._graphs = GraphCache()
         self._initialise(config.seed)
+        self.compressor = make_compressor(config)
 
     @torch.no_grad()
     def _initialise(self, seed: int) -> None:

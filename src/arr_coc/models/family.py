@@ -101,13 +101,16 @@ class Family:
 
         return Encoded(features, deepstack, EncoderReader(read, layers, len(modules)))
 
-    def encode_cells(self, patches: Tensor, cells: Sequence[Tensor], grids: Sequence[Grid]) -> Encoded:
+    def encode_cells(
+        self, patches: Tensor, cells: Sequence[Tensor], grids: Sequence[Grid], replay: bool = False
+    ) -> Encoded:
         """Encode chosen cells of still pictures alone, each at its true place, all pictures in one call.
 
         Args:
             patches (`Tensor` of shape `[n, F]`): rows of pixel values of all cells, picture by picture.
             cells (`Sequence[Tensor]`): for each picture its chosen cells `[k]`, in the order of `patches`.
             grids (`Sequence[Grid]`): token grid of each whole picture.
+            replay (`bool`, *optional*, defaults to `False`): whether as many cells will be encoded again and again.
         """
         raise ValueError(
             f"{self.config.model_type} reads whole pictures of one size, so that single cells cannot be encoded; "

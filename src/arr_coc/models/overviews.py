@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from arr_coc.compression import plan_merge, pool_tokens
+from arr_coc.compression import ConvCompressor, plan_merge, pool_tokens
 from arr_coc.config import Grid, cell_count
 from arr_coc.gaze import Gaze, GazePlan, place_gestalt
 from arr_coc.mipmaps import Mipmaps
@@ -49,11 +49,16 @@ def encode_overviews(
             rows.append(patches_from_picture(sight.overview(seen, plan.encoded), **family.cut())[0])
     grids = [plan.encoded for plan in plans]
     cells = [torch.arange(cell_count(grid), device=rows[0].device) for grid in grids]
-    return family.encode_cells(torch.cat([row.to(family.target.dtype) for row in rows]), cells, grids)
+    return family.encode_cells(torch.cat([row.to(family.target.dtype) for row in rows]), cells, grids, replay=True)
 
 
 def make_overviews(
-    encoded: Encoded, plans: Sequence[GazePlan], grids: Sequence[Grid], words: Sequence[Tensor], gaze: Gaze
+    encoded: Encoded,
+    plans: Sequence[GazePlan],
+    grids: Sequence[Grid],
+    words: Sequence[Tensor],
+    gaze: Gaze,
+    compressor: ConvCompressor | None,
 ) -> list[Overview]:
     """What was encoded, picture by picture; `words` are the question of each, `grids` those of full resolution."""
     counts = [cell_count(plan.encoded) for plan in plans]
@@ -69,6 +74,8 @@ def make_overviews(
             merged = plan_merge(own[0].detach(), asked.to(own[0]), plan.encoded, plan.squeeze)
             read = tuple((merged.share @ level.float()).to(level.dtype) for level in own)
             found.append(Overview(pooled[0].detach(), read, _cells_at(merged.middle, plan, grid)))
+        elif compressor is not None and gaze.compress == "conv":
+            found.append(Overview(pooled[0].detach(), compressor(own, plan.encoded, plan.squeeze), places))
         else:
             found.append(Overview(pooled[0].detach(), pooled, places))
     return found

@@ -15,6 +15,7 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb_
 from arr_coc.config import Grid
 from arr_coc.models.family import Encoded, Family, Inputs, flat, register_family
 from arr_coc.models.reading import LayerInput
+from arr_coc.models.replaying import call_encoder
 from arr_coc.patches import CLIP_MEAN, CLIP_STD, patches_from_picture, picture_from_patches
 
 
@@ -46,7 +47,9 @@ class Qwen2VL(Family):
         deepstack = tuple(flat(level) for level in getattr(output, "deepstack_features", None) or ())
         return flat(output.pooler_output), deepstack
 
-    def encode_cells(self, patches: Tensor, cells: Sequence[Tensor], grids: Sequence[Grid]) -> Encoded:
+    def encode_cells(
+        self, patches: Tensor, cells: Sequence[Tensor], grids: Sequence[Grid], replay: bool = False
+    ) -> Encoded:
         """Chosen cells through the encoder's own forward, which takes their places as arguments."""
         merge = self.config.vision_config.spatial_merge_size
         places = [torch.stack([own // grid[2], own % grid[2]], dim=1) for own, grid in zip(cells, grids, strict=True)]
@@ -54,15 +57,14 @@ class Qwen2VL(Family):
         positions = (torch.cat(places)[:, None] * merge + inside).flatten(0, 1)  # [n, 2]
         lengths = torch.tensor([0] + [len(own) * merge**2 for own in cells], dtype=torch.int32)
         known = {"cu_seqlens": lengths.cumsum(0, dtype=torch.int32), **self.cell_arguments(places, grids)}
-        output = self.inner.visual(
-            patches.to(self.inner.visual.dtype),
-            grid_thw=self.state_grids("image", grids, patches.device)["image_grid_thw"],
-            return_dict=True,
-            position_ids=positions,
+        told = {
+            **self.state_grids("image", grids, patches.device),
+            "position_ids": positions,
             **{name: value.to(self._home(name, patches.device)) for name, value in known.items()},
-        )
-        deepstack = tuple(flat(level) for level in getattr(output, "deepstack_features", None) or ())
-        return Encoded(flat(output.pooler_output), deepstack)
+        }
+        told["grid_thw"] = told.pop("image_grid_thw")
+        levels = call_encoder(self.inner.visual, patches.to(self.inner.visual.dtype), told, replay)
+        return Encoded(levels[0], levels[1:])
 
     def _home(self, name: str, device: torch.device) -> torch.device:
         """Where the encoder reads what it is told: lengths on the host at each layer, but for flash attention."""

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from arr_coc.compression import ConvCompressor
 from arr_coc.config import Grid, cell_count
 from arr_coc.gaze import Gaze, GazePlan, count_beyond, open_windows, plan_gaze, replace_covered
 from arr_coc.mipmaps import Mipmaps
@@ -31,6 +32,12 @@ def prepare_saccades(
 ) -> Prepared:
     """[`~arr_coc.prepare`] in this mode."""
     picking, gaze = _check(family, inputs, selector), settings.gaze or Gaze()
+    compressor: ConvCompressor | None = getattr(picking, "compressor", None)
+    if gaze.compress == "conv" and compressor is None:
+        raise ValueError(
+            "compress 'conv' needs a selector that learned it (arr-coc train --stage answers --mode saccade "
+            "--compress conv); use 'pool' or 'merge'"
+        )
     with watch.stage("select"):
         given = read_prompt(family, inputs)
         sights = _open_sights(family, inputs, given, settings.images)
@@ -47,13 +54,14 @@ def prepare_saccades(
     try:
         with watch.stage("select"):
             asked = [words[span.row] for span in prompt.spans]
-            overviews = make_overviews(encoded, plans, grids, asked, gaze)
+            overviews = make_overviews(encoded, plans, grids, asked, gaze, compressor)
             queries = [
                 VisualQuery(own.tokens, plan.gestalt, words_of.to(own.tokens), plan.windows, seen)
                 for own, plan, words_of, seen in zip(overviews, plans, asked, maps, strict=True)
             ]
             picking.check(queries)
             chosen = _choose(picking, queries, plans, grids)
+            _check_windows(chosen, plans)
             looked = [_look(one, plan, grid, gaze) for one, plan, grid in zip(chosen, plans, grids, strict=True)]
     except (InvalidSelectorError, torch.OutOfMemoryError):
         raise
@@ -66,7 +74,9 @@ def prepare_saccades(
         everything = [(span.grid, np.arange(cell_count(span.grid))) for span in given.spans]
         return Prepared(dict(inputs), [None] * len(sights), everything, total, total, str(error))
     with watch.stage("encode"):
-        details = _encode_cells(family, sights, [cells for cells, _ in looked])
+        # where covered tokens make room, every question has another number of cells
+        steady = not any(plan.drop or plan.saccades is None for plan in plans)
+        details = _encode_cells(family, sights, [cells for cells, _ in looked], steady)
     with watch.stage("select"):
         selections = _join(overviews, details, chosen, looked, plans, sights)
         positions = _place(positions, prompt, selections, sights)
@@ -157,6 +167,19 @@ def _choose(
     return select_counts(selector, queries, counts)
 
 
+def _check_windows(chosen: Sequence[Selection | None], plans: Sequence[GazePlan]) -> None:
+    """Refuse what names no windows of a plan, in one transfer for all pictures."""
+    found = [
+        (one.indices, cell_count(plan.windows)) for one, plan in zip(chosen, plans, strict=True) if one is not None
+    ]
+    if any(indices.dtype != torch.long or indices.ndim != 1 for indices, _ in found):
+        raise ValueError("`Selection.indices` must be a one-dimensional tensor of int64")
+    if not all(len(indices) for indices, _ in found):
+        raise ValueError("`Selection.indices` must name at least one cell")
+    if found and bool(torch.stack([((own < 0) | (own >= total)).any() for own, total in found]).any()):
+        raise ValueError(f"`Selection.indices` must name cells of `VisualQuery.cells`, here {found[0][1]}, none beyond")
+
+
 def _look(one: Selection | None, plan: GazePlan, grid: Grid, gaze: Gaze) -> tuple[Tensor, Tensor | None]:
     """The cells `[k]` of one picture in the order in which they are read, and which of the gestalt's tokens stay."""
     if one is None:
@@ -171,13 +194,13 @@ def _look(one: Selection | None, plan: GazePlan, grid: Grid, gaze: Gaze) -> tupl
     return (cells.sort().values if gaze.order == "raster" else cells), stay
 
 
-def _encode_cells(family: Family, sights: Sequence[Sight], cells: Sequence[Tensor]) -> Encoded | None:
+def _encode_cells(family: Family, sights: Sequence[Sight], cells: Sequence[Tensor], steady: bool) -> Encoded | None:
     """All saccades of a batch in one call of the encoder."""
     looked = [(sight, own) for sight, own in zip(sights, cells, strict=True) if len(own)]
     if not looked:
         return None
     patches = torch.cat([sight.patches(own).to(family.target.dtype) for sight, own in looked])
-    return family.encode_cells(patches, [own for _, own in looked], [sight.grid for sight, _ in looked])
+    return family.encode_cells(patches, [own for _, own in looked], [sight.grid for sight, _ in looked], steady)
 
 
 def _join(

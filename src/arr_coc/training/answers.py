@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from arr_coc.config import Budget, check_budget
 from arr_coc.evaluating import conversation
+from arr_coc.gaze import Gaze
 from arr_coc.layer import ARRCOCLayer
 from arr_coc.models.asking import ChatTokens
 from arr_coc.models.family import open_family
@@ -107,6 +108,7 @@ class AnswersTask(nn.Module):
         thrift (`float`, *optional*, defaults to 0.0): how much the tokens that `"auto"` gives count in the loss.
         query_layers (`int`, *optional*, defaults to 0): as in [`~arr_coc.prepare`].
         mode (`str`, *optional*, defaults to `"prune"`): or `"saccade"`, for `gate`, `gumbel` and `none`.
+        compress (`str`, *optional*): of the gestalt, see [`Gaze`]; a compressor that the layer has learns.
     """
 
     baseline: nn.Linear | None
@@ -124,8 +126,11 @@ class AnswersTask(nn.Module):
         thrift: float = 0.0,
         query_layers: int = 0,
         mode: str = "prune",
+        compress: Any = None,
     ) -> None:
         super().__init__()
+        if compress is not None and mode != "saccade":
+            raise ValueError(f"`compress` belongs to mode saccade, got mode {mode}")
         if mode not in ("prune", "saccade") or (mode == "saccade" and estimator in ("soft", "reinforce")):
             raise ValueError(f"`mode` must be prune, or saccade with gate, gumbel or none, got {mode} with {estimator}")
         if reward not in ("likelihood", "accuracy"):
@@ -139,6 +144,8 @@ class AnswersTask(nn.Module):
         self.budget, self.steps, self.seed = budget, steps, seed
         how: Any = "weight" if estimator == "soft" else mode
         self.settings = Settings(mode=how, chat=chat, on_error="raise", query_layers=query_layers)
+        if mode == "saccade":
+            self.settings = replace(self.settings, gaze=Gaze(compress=compress))
         self.baseline = nn.Linear(2 * layer.config.hidden_size, 1) if estimator == "reinforce" else None
         if self.baseline is not None:
             nn.init.zeros_(self.baseline.weight)

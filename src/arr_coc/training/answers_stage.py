@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from arr_coc.compression import make_compressor
 from arr_coc.models.asking import ChatTokens
 from arr_coc.models.family import open_family
 from arr_coc.models.loading import load_model, load_processor
@@ -35,6 +37,7 @@ def train_answers(
     last_layers: int = 0,
     hard: bool = False,
     mode: str = "prune",
+    compress: str | None = None,
     query_layers: int = 0,
     dtype: str = "float32",
     device: str = "cpu",
@@ -62,6 +65,8 @@ def train_answers(
         hard (`bool`, *optional*, defaults to `False`): camouflage, needles and crowded scenes count double.
         mode (`str`, *optional*, defaults to `"prune"`): or `"saccade"`: gestalt and saccades of what the processor
             delivers, for `gate`, `gumbel` and `none`.
+        compress (`str`, *optional*): of the gestalt, see [`Gaze`]. `"conv"` trains a compressor, with the estimator
+            `none` nothing else.
         dtype (`str`, *optional*, defaults to `"float32"`): of the base, or `"bfloat16"`; the selector is float32.
         query_layers, device, resume, say: as in [`~arr_coc.training.proxy_stage.train_proxy`].
     """
@@ -77,20 +82,26 @@ def train_answers(
         "stage": "hard" if hard else "answers", "data": list(data), "base": base, "samples": samples,
         "start": None if start is None else str(start), "estimator": estimator, "budget": budget, "reward": reward,
         "thrift": thrift, "lora": lora, "last_layers": last_layers, "query_layers": query_layers, "dtype": dtype,
-        "mode": mode,
+        "mode": mode, "compress": compress,
     }  # fmt: skip
     check_run(Path(out), config, about, resume)
     accelerator = open_accelerator(device)
     sources = [open_answered(name, samples, config.seed, hard) for name in data]
     model: Any = load_model(base, dtype=DTYPES[dtype]).requires_grad_(False).to(accelerator.device)
     processor = load_processor(base)
-    layer = open_layer(model, start).to(accelerator.device)
+    layer = open_layer(model, start)
+    if compress == "conv" and layer.compressor is None:
+        levels = 1 + len(getattr(model.config.vision_config, "deepstack_visual_indexes", None) or ())
+        layer.config = replace(layer.config, compressor_levels=levels)
+        layer.compressor = make_compressor(layer.config)
+    layer = layer.to(accelerator.device)
     if last_layers:
         _free_last_layers(model, last_layers)
     tuned = _add_lora(model, lora, config.seed) if lora else model
     chat = ChatTokens.from_tokenizer(processor.tokenizer)
     task = AnswersTask(
-        layer, tuned, estimator, chat, plan, config.steps, config.seed, reward, thrift, query_layers, mode
+        layer, tuned, estimator, chat, plan, config.steps, config.seed, reward, thrift, query_layers, mode,
+        compress,
     )  # fmt: skip
     size, own = config.batch_size * accelerator.num_processes, accelerator.process_index
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from arr_coc.batching import group_queries
+from arr_coc.compression import ConvCompressor
 from arr_coc.config import Budget
 from arr_coc.layer import ARRCOCLayer
 from arr_coc.selecting import Selection, TokenSelector, VisualQuery
@@ -52,6 +53,11 @@ class EstimatingSelector(TokenSelector):
         self.expected: list[Tensor] = []  # tokens that "auto" would give
         self.totals = torch.zeros(0)  # tokens that there were
         self.seen = torch.zeros(0)  # mean token and mean word `[B, 2 * D]`, for a baseline to judge by
+
+    @property
+    def compressor(self) -> ConvCompressor | None:
+        """Of the layer."""
+        return self.layer.compressor
 
     def check(self, queries: Sequence[VisualQuery]) -> None:
         """Refuse models of another width."""
