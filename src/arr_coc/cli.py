@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from arr_coc._version import __version__
+from arr_coc.cli_errors import one_line_errors
+from arr_coc.cli_measuring import bench, evaluate
 
 if TYPE_CHECKING:
     from arr_coc.config import Budget
@@ -26,18 +26,6 @@ app = typer.Typer(
 ImageFile = Annotated[Path, typer.Argument(help="A picture file.")]
 Question = Annotated[str, typer.Argument(help="What to ask about it.")]
 Tokens = Annotated[str, typer.Option(help="Tokens to keep: a number, a ratio in (0, 1], or auto.")]
-
-
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, TypeError, OSError) as error:
-        typer.echo("error: " + " ".join(str(error).split()), err=True)
-        raise typer.Exit(2) from None
-    except MemoryError:
-        typer.echo("error: not enough memory for this picture; downsample it", err=True)
-        raise typer.Exit(2) from None
 
 
 def _parse_budget(text: str) -> Budget:
@@ -82,7 +70,7 @@ def look(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Draw where a question makes the system look: channels, scores, relevance and the kept tokens."""
-    with _one_line_errors():
+    with one_line_errors():
         wanted = _parse_budget(budget)
         if out is None and not as_json:
             out = Path("sheet.png")
@@ -117,7 +105,7 @@ def ask(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say what the model can be asked.")] = False,
 ) -> None:
     """Answer a question about a picture from the tokens that matter."""
-    with _one_line_errors():
+    with one_line_errors():
         wanted = _parse_budget(budget or ("529" if mode == "saccade" else "0.25"))
         errors = Console(stderr=True, highlight=False)
         with errors.status("opening the model and answering"):
@@ -143,7 +131,7 @@ def world(
     first: Annotated[int, typer.Option(min=0, help="Number of the first sample.")] = 0,
 ) -> None:
     """Draw samples of a world with their questions, answers, and boxes of what must be looked at."""
-    with _one_line_errors():
+    with one_line_errors():
         from arr_coc.commands.world import world as run
 
         run(name, n, out, kind, split, first)
@@ -166,7 +154,7 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Draw where two selectors look, side by side, and what is answered from it."""
-    with _one_line_errors():
+    with one_line_errors():
         wanted = _parse_budget(budget)
         if out is None and not as_json:
             out = Path("compare.png")
@@ -227,7 +215,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint of --out.")] = False,
 ) -> None:
     """Train a selector for a frozen model; Ctrl-C saves a checkpoint, --resume goes on from it."""
-    with _one_line_errors():
+    with one_line_errors():
         if stage not in ("proxy", "answers", "hard"):
             raise ValueError(f"`--stage` must be proxy, answers or hard, got {stage!r}")
         from arr_coc.commands.train import train as run
@@ -284,6 +272,10 @@ def _print_look(facts: dict[str, Any]) -> None:
     console.print(table)
     if facts["sheet"]:
         typer.echo(f"sheet     {facts['sheet']}")  # not in the table: a path must never be wrapped
+
+
+app.command("eval")(evaluate)
+app.command()(bench)
 
 
 def main() -> None:

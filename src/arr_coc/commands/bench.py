@@ -1,0 +1,66 @@
+"""`arr-coc bench`: how long each stage takes with each selector, in turn, in one run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from arr_coc.config import EMBEDDED
+from arr_coc.evaluation.clocks import describe_machine, time_contenders
+from arr_coc.evaluation.contenders import open_contenders, parse_budgets
+from arr_coc.evaluation.running import Opened
+from arr_coc.evaluation.shapes import SHAPES, build_shape, inputs_for_shape
+from arr_coc.models.loading import load_model, load_processor, quiet_loading
+from arr_coc.saving import write_aside
+
+
+def bench(
+    selectors: Sequence[str],
+    budget: str,
+    model: str | None,
+    size: int,
+    repeats: int,
+    device: str,
+    dtype: str,
+    out: Path | None,
+) -> dict[str, Any]:
+    """Time selectors on pictures of noise; what is chosen does not matter, how many tokens are does."""
+    quiet_loading()
+    [budget] = parse_budgets(budget)
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("there is no CUDA device; use cpu")
+    kind: torch.dtype = getattr(torch, dtype)
+    name = model or EMBEDDED
+    if name in SHAPES:
+        opened = Opened(build_shape(name, torch.device(device), kind), None)
+    else:
+        processor = load_processor(name)
+        limits = processor.image_processor.size
+        limits["longest_edge"] = max(limits["longest_edge"], 2 * size**2)
+        opened = Opened(load_model(name, dtype=kind).to(device).eval(), processor)
+    vision = opened.model.config.vision_config
+    side = -(-size // (vision.patch_size * vision.spatial_merge_size))
+    wanted = [one for one in open_contenders(selectors, opened.model) if one.name != "oracle"]
+    asked = [inputs_for_model(opened, (side, side), seed) for seed in range(repeats)]
+    rows = time_contenders(opened, asked, wanted, budget)
+    found = {"model": name, "tokens": side * side, "budget": budget, **describe_machine(opened.model), "rows": rows}
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_aside(out, json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def inputs_for_model(opened: Opened, grid: tuple[int, int], seed: int) -> dict[str, Any]:
+    """Noise of a grid, by the ids of a shape or by the processor of a model."""
+    if opened.processor is None:
+        return inputs_for_shape(opened.model, grid, seed)
+    vision = opened.model.config.vision_config
+    cell = vision.patch_size * vision.spatial_merge_size
+    noise = np.random.default_rng(seed).integers(0, 256, (grid[0] * cell, grid[1] * cell, 3), dtype=np.uint8)
+    return opened.ask(["what does the red text say?"], [Image.fromarray(noise)])

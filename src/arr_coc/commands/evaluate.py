@@ -1,0 +1,137 @@
+"""`arr-coc eval`: every selector on every task at every budget, and a report; can be killed and goes on."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, islice, zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from arr_coc.config import EMBEDDED
+from arr_coc.evaluation.clocks import describe_machine, time_contenders
+from arr_coc.evaluation.contenders import Contender, open_contenders, parse_budgets
+from arr_coc.evaluation.records import Store
+from arr_coc.evaluation.report import write_report
+from arr_coc.evaluation.running import Opened, run_task
+from arr_coc.evaluation.tasks import MissingPicture, Task, open_task
+from arr_coc.models.loading import load_model, load_processor, quiet_loading
+
+TIMED = 32  # samples
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is measured; see `arr-coc eval --help`."""
+
+    tasks: Sequence[str]
+    selectors: Sequence[str]
+    budgets: str
+    out: Path
+    model: str | None = None
+    limit: int | None = None
+    size: int = 512
+    batch: int = 16
+    device: str = "cpu"
+    dtype: str = "float32"
+    instruction: str = ""
+    max_new_tokens: int = 16
+    times: bool = True
+
+
+def evaluate(given: Evaluation) -> dict[str, Any]:
+    """Measure what is not measured yet, and write the report."""
+    quiet_loading()
+    budgets = parse_budgets(given.budgets)
+    tasks = [open_task(spec, given.limit, given.size) for spec in given.tasks]
+    if len({task.name for task in tasks}) < len(tasks):
+        raise ValueError("a task was named twice; name each once")
+    if given.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("there is no CUDA device; use cpu")
+    base = given.model or EMBEDDED
+    model: Any = load_model(base, dtype=getattr(torch, given.dtype)).to(given.device).eval()
+    processor = load_processor(base)
+    limits = processor.image_processor.size  # worlds are read as they are drawn
+    limits["longest_edge"] = max(limits["longest_edge"], given.size**2)
+    contenders = open_contenders(given.selectors, model)
+    opened = Opened(model, processor, given.instruction, given.max_new_tokens)
+    settings = {
+        "model": base, "size": given.size, "batch": given.batch, "dtype": given.dtype,
+        "instruction": given.instruction, "max_new_tokens": given.max_new_tokens, "device": given.device,
+    }  # fmt: skip
+    about = {"command": _command(), "revision": _revision(), **describe_machine(model)}
+    store = Store(given.out, settings, about)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True, highlight=False)) as bar:
+        for task in tasks:
+            calls = sum(len(one.budgets(budgets)) for one in contenders)
+            row = bar.add_task(task.name, total=calls * len(task))
+            run_task(opened, task, contenders, budgets, store, given.batch, lambda n, row=row: bar.advance(row, n))  # type: ignore[misc]
+        if given.times:
+            _time(opened, tasks, contenders, budgets, store, bar)
+    if not store.records:
+        raise ValueError("there is nothing to report: no picture of any task could be read")
+    names = [one.name for one in contenders]
+    summary = write_report(store, tasks, names, budgets, {**about, **settings})
+    summary["out"] = str(given.out)
+    return summary
+
+
+def _time(
+    opened: Opened,
+    tasks: Sequence[Task],
+    contenders: Sequence[Contender],
+    budgets: Sequence[str],
+    store: Store,
+    bar: Progress,
+) -> None:
+    """Times of every budget at which some are missing, on pictures of all tasks in turn."""
+    todo = [
+        budget
+        for budget in budgets
+        if any((one.name, one.budgets([budget])[0]) not in store.times for one in contenders if one.name != "oracle")
+    ]
+    if not todo:
+        return
+    numbered = zip_longest(*([(task, number) for number in range(len(task))] for task in tasks))
+    asked = []
+    for task, number in islice((one for one in chain.from_iterable(numbered) if one is not None), 2 * TIMED):
+        item = task[number]
+        try:
+            asked.append(opened.ask([item.question], [item.open()]))
+        except MissingPicture:
+            continue
+        if len(asked) == TIMED:
+            break
+    if not asked:
+        return
+    timed = [one for one in contenders if one.name != "oracle"]  # it would have to be told where to look
+    row = bar.add_task("times", total=len(todo))
+    for budget in todo:
+        for found in time_contenders(opened, asked, timed, budget):
+            if (found["selector"], found["budget"]) not in store.times:
+                store.add_times(found)
+        bar.advance(row)
+
+
+def _command() -> str:
+    return shlex.join(["arr-coc", *sys.argv[1:]])
+
+
+def _revision() -> str | None:
+    """The git revision of the source, where it lies in a repository."""
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()

@@ -1,0 +1,209 @@
+"""`report.html` (one file, nothing to fetch), `report.md` and `summary.json` from a directory of results."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from arr_coc.evaluation.charts import line_chart
+from arr_coc.evaluation.contenders import FULL, OURS
+from arr_coc.evaluation.records import Record, Store
+from arr_coc.evaluation.running import read_bits
+from arr_coc.evaluation.sections import Section, make_sections, write_budget
+from arr_coc.evaluation.summary import HOLDS, attribute, summarise
+from arr_coc.evaluation.tasks import MissingPicture, Task
+from arr_coc.saving import write_aside
+
+WORST = 4  # examples of a task
+SHOWN = 200  # pixels a side of a drawn example
+_STYLE = """
+:root { color-scheme: light dark; --line: #8884; --soft: #8881; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
+.table { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .7rem; border-bottom: 1px solid var(--line); text-align: left; white-space: nowrap; }
+td:last-child { white-space: normal; } tbody tr:hover { background: var(--soft); }
+.charts { display: flex; flex-wrap: wrap; gap: 1rem; } .charts > figure { flex: 1 1 26rem; margin: 0; }
+.looks { display: flex; flex-wrap: wrap; gap: .6rem; } .looks figure { margin: 0; width: 200px; font-size: .8rem; }
+.looks img { width: 200px; height: auto; border-radius: 4px; } code { background: var(--soft); padding: 0 .2em; }
+"""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One question that ours got wrong, with what every selector that was drawn kept and answered."""
+
+    task: str
+    question: str
+    wanted: str
+    why: str
+    looks: list[tuple[str, str, str]]  # name, answer, picture as base64
+
+
+def write_report(
+    store: Store, tasks: Sequence[Task], selectors: Sequence[str], budgets: Sequence[str], about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Write the three files beside the records; an empty store is refused."""
+    names = {task.name for task in tasks}
+    records = [one for one in store.records.values() if one.task in names]
+    summary = summarise(records, list(store.times.values()), selectors, budgets)
+    missing = {task: sum(one == task for one, _ in store.missing) for task in sorted(names)}
+    summary |= {"about": dict(about), "missing": {task: count for task, count in missing.items() if count}}
+    sections = make_sections(summary, budgets)
+    charts = draw_charts(summary)
+    worst = find_worst(records, tasks, budgets)
+    folder = store.directory
+    write_aside(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+    write_aside(folder / "report.md", _markdown(summary, sections))
+    write_aside(folder / "report.html", _html(summary, sections, charts, worst))
+    return summary
+
+
+def draw_charts(summary: Mapping[str, Any], ink: str = "currentColor") -> dict[str, str]:
+    """Accuracy over tokens and over time, as SVG by caption."""
+    tokens: dict[str, list[tuple[float, float]]] = {}
+    spent: dict[str, list[tuple[float, float]]] = {}
+    for row in summary["rows"]:
+        if "accuracy" in row and row["selector"] != FULL:
+            tokens.setdefault(row["selector"], []).append((100 * row["share"], row["accuracy"]))
+            if row["times"]:
+                spent.setdefault(row["selector"], []).append((row["times"]["first_token_ms"], row["accuracy"]))
+    full = next((row["accuracy"] for row in summary["rows"] if row["selector"] == FULL and "accuracy" in row), None)
+    if not tokens:
+        return {}
+    level = None if full is None else (HOLDS * full, f"{100 * HOLDS:.0f} % of all tokens")
+    found = {"Accuracy over tokens": line_chart(tokens, "visual tokens, % of all", "accuracy", OURS, level, ink)}
+    if spent:
+        found["Accuracy over time"] = line_chart(
+            spent, "time to the first token, ms", "accuracy", OURS, level, ink
+        )
+    return found
+
+
+def find_worst(records: Sequence[Record], tasks: Sequence[Task], budgets: Sequence[str]) -> list[Example]:
+    """Questions that ours got wrong at the largest budget where most others got them right."""
+    by: dict[tuple[str, str, str], dict[str, Record]] = {}
+    for one in records:
+        by.setdefault((one.task, one.budget, one.item), {})[one.selector] = one
+    found = []
+    for task in tasks:
+        items = {task[number].id: number for number in range(len(task))}
+        wrong = []
+        for rank, budget in enumerate(budgets):
+            for (name, at, item), rows in by.items():
+                own = rows.get(OURS)
+                if name != task.name or at != budget or own is None or own.kept is None or own.score in (None, 1.0):
+                    continue
+                others = [row.score or 0.0 for selector, row in rows.items() if selector != OURS]
+                wrong.append((rank, -float(np.mean(others or [0.0])), item, budget))
+        seen: set[str] = set()
+        for _, _, item, budget in sorted(wrong):
+            if item not in seen and item in items and len(seen) < WORST:
+                seen.add(item)
+                found += _example(task, items[item], budget, by[task.name, budget, item])
+    return found
+
+
+def _example(task: Task, number: int, budget: str, rows: Mapping[str, Record]) -> list[Example]:
+    item = task[number]
+    try:
+        picture = item.open()
+    except MissingPicture:
+        return []
+    looks = []
+    for name in sorted(rows, key=lambda name: (name != OURS, name)):
+        row = rows[name]
+        if row.kept is not None and row.grid is not None:
+            looks.append((name, row.answer or "", _draw(picture, read_bits(row.kept, row.grid))))
+    title = f"{task.name}, {write_budget(budget)}"
+    return [Example(title, item.question, " | ".join(sorted(set(item.answers))), attribute(rows[OURS]), looks)]
+
+
+def _draw(picture: Image.Image, kept: np.ndarray) -> str:
+    """A small picture in which what was not kept is dark."""
+    small = picture.convert("RGB")
+    small.thumbnail((SHOWN, SHOWN))
+    mask = Image.fromarray(np.where(kept, 255, 60).astype(np.uint8)).resize(small.size, Image.Resampling.NEAREST)
+    dark = Image.new("RGB", small.size)
+    file = io.BytesIO()
+    Image.composite(small, dark, mask).save(file, "JPEG", quality=70)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _facts(summary: Mapping[str, Any]) -> list[str]:
+    about = summary["about"]
+    tasks = ", ".join(f"{task} ({count})" for task, count in summary["items"].items())
+    lines = [f"Questions with answers that all selectors were asked: {tasks}." if tasks else "Nothing was answered."]
+    if summary["missing"]:
+        gone = ", ".join(f"{task}: {count}" for task, count in summary["missing"].items())
+        lines.append(f"Pictures that could not be read and are left out: {gone}.")
+    lines += [f"{name}: `{value}`" for name, value in about.items() if value not in (None, "", [])]
+    return lines
+
+
+def _markdown(summary: Mapping[str, Any], sections: Sequence[Section]) -> str:
+    parts = ["# Where the tokens go", *_facts(summary)]
+    for one in sections:
+        parts += [f"## {one.title}", one.words, table_markdown(one)]
+    return "\n\n".join(parts) + "\n"
+
+
+def table_markdown(one: Section) -> str:
+    """The table of a section."""
+    rows = [one.header, ["---"] * len(one.header), *one.rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _html(
+    summary: Mapping[str, Any], sections: Sequence[Section], charts: Mapping[str, str], worst: Sequence[Example]
+) -> str:
+    parts = [
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width"><title>arr-coc eval</title>'
+        f"<style>{_STYLE}</style></head><body><h1>Where the tokens go</h1>",
+        "".join(f"<div>{_inline(line)}</div>" for line in _facts(summary)),
+    ]
+    drawn = "".join(f"<figure><figcaption>{escape(name)}</figcaption>{svg}</figure>" for name, svg in charts.items())
+    for number, one in enumerate(sections):
+        parts.append(f"<h2>{escape(one.title)}</h2><p>{_inline(one.words)}</p>{_table(one)}")
+        if number == 0 and drawn:
+            parts.append(f'<div class="charts">{drawn}</div>')
+    if worst:
+        parts.append("<h2>Worst examples</h2><p>What each selector kept is bright, and below it is what was answered "
+                     "from it.</p>")  # fmt: skip
+    for example in worst:
+        parts.append(
+            f"<h3>{escape(example.task)}: {escape(example.question)}</h3>"
+            f"<p>Right: <b>{escape(example.wanted)}</b>. {escape(example.why.capitalize())}.</p><div class='looks'>"
+        )
+        parts += [
+            f'<figure><img alt="what {escape(name)} kept" src="data:image/jpeg;base64,{data}">'
+            f"<figcaption><b>{escape(name)}</b>: {escape(answer)}</figcaption></figure>"
+            for name, answer, data in example.looks
+        ]
+        parts.append("</div>")
+    return "".join([*parts, "</body></html>\n"])
+
+
+def _table(one: Section) -> str:
+    head = "".join(f"<th>{_inline(cell)}</th>" for cell in one.header)
+    body = "".join(f"<tr>{''.join(f'<td>{_inline(cell)}</td>' for cell in row)}</tr>" for row in one.rows)
+    return f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _inline(text: str) -> str:
+    """The little of Markdown that sections use."""
+    text = escape(text, quote=False)
+    for pattern, tag in ((r"\*\*(.+?)\*\*", "b"), (r"\*(.+?)\*", "i"), (r"`(.+?)`", "code")):
+        text = re.sub(pattern, rf"<{tag}>\1</{tag}>", text)
+    return text

@@ -1,0 +1,192 @@
+"""What a report says, as tables of plain text: written once, rendered as HTML and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from arr_coc.evaluation.contenders import FULL, OURS
+from arr_coc.evaluation.summary import HOLDS, OPPONENT
+
+Cell = str
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, some sentences, and a table.
+
+    Args:
+        title (`str`), words (`str`): heading, and what is to be known to read the table.
+        header (`list[str]`), rows (`list[list[str]]`): the table; bold cells begin and end with `**`.
+    """
+
+    title: str
+    words: str = ""
+    header: list[str] = field(default_factory=list)
+    rows: list[list[Cell]] = field(default_factory=list)
+
+
+def make_sections(summary: Mapping[str, Any], budgets: Sequence[str]) -> list[Section]:
+    """All tables of a report."""
+    sections = [_glance(summary, budgets), _against(summary, budgets)]
+    sections += [_by_task(task, facts, budgets) for task, facts in summary["tasks"].items()]
+    sections += [_looking(task, by, budgets) for task, by in summary["looking"].items()]
+    sections += [_cost(summary), _failing(summary)]
+    return [one for one in sections if one.rows]
+
+
+def write_budget(budget: str) -> str:
+    """A budget as people say it: a share in percent, a number as it is."""
+    return f"{100 * float(budget):g} %" if "." in budget else budget
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def _interval(found: Sequence[float]) -> str:
+    return f"{found[0]:+.3f} ({found[1]:+.3f} to {found[2]:+.3f})"
+
+
+def _rows_by(summary: Mapping[str, Any]) -> dict[str, dict[str, Mapping[str, Any]]]:
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for row in summary["rows"]:
+        found.setdefault(row["selector"], {})[row["budget"]] = row
+    return found
+
+
+def _glance(summary: Mapping[str, Any], budgets: Sequence[str]) -> Section:
+    by = _rows_by(summary)
+    best = {
+        budget: max(
+            (rows[budget]["accuracy"] for name, rows in by.items() if name != "oracle" and "accuracy" in rows.get(budget, {})),
+            default=None,
+        )
+        for budget in budgets
+    }  # fmt: skip
+    body = []
+    for name, rows in sorted(by.items(), key=lambda one: -_mean(one[1])):
+        cells = []
+        for budget in budgets:
+            value = rows.get(budget, rows.get(FULL, {})).get("accuracy")
+            cells.append(f"**{_number(value)}**" if value is not None and value == best[budget] else _number(value))
+        holds = summary["gives_in"].get(name)
+        holds_at = "" if name == FULL else "none" if holds is None else f"{100 * holds:.0f} %"
+        successes = {
+            success: [write_budget(budget) for budget in budgets if success in rows.get(budget, {}).get("successes", ())]
+            for row in rows.values()
+            for success in row.get("successes", ())
+        }
+        said = "; ".join(f"{success}: {', '.join(at)}" for success, at in successes.items())
+        shown = f"**{name}**" if name == OURS else name
+        body.append([shown, *cells, holds_at, said])
+    words = (
+        "Mean accuracy over the tasks with answers, by the share (or number) of visual tokens that are read; the best "
+        f"of each budget is bold, `oracle` is told where the answer lies and does not compete. *Holds to*: the "
+        f"smallest share of tokens with at least {100 * HOLDS:.0f} % of the accuracy of all tokens, straight lines "
+        "between what was measured. The three successes: the same accuracy with fewer tokens (not certainly below all "
+        "tokens), faster at the same accuracy (and at least 5 % less time to the first token), better at the same "
+        f"tokens (certainly above `{OPPONENT}`)."
+    )
+    header = ["selector", *map(write_budget, budgets), "holds to", "successes"]
+    return Section("At a glance", words, header, body if any(row[1] for row in body) else [])
+
+
+def _mean(rows: Mapping[str, Mapping[str, Any]]) -> float:
+    values = [row["accuracy"] for row in rows.values() if "accuracy" in row]
+    return sum(values) / len(values) if values else -1.0
+
+
+def _against(summary: Mapping[str, Any], budgets: Sequence[str]) -> Section:
+    by = _rows_by(summary)
+    body = []
+    for name, rows in sorted(by.items(), key=lambda one: -_mean(one[1])):
+        found = [rows.get(budget, {}).get(f"minus_{OURS}") for budget in budgets]
+        if any(found):
+            body.append([name, *("" if one is None else _interval(one) for one in found)])
+    words = (
+        f"Accuracy minus that of `{OURS}` on the same questions, mean over the tasks, with 95 % intervals of a paired "
+        "bootstrap. Below zero: ours is better."
+    )
+    return Section(f"Against {OURS}", words, ["selector", *map(write_budget, budgets)], body)
+
+
+def _by_task(task: str, facts: Mapping[str, Any], budgets: Sequence[str]) -> Section:
+    body = []
+    for name, means in facts["means"].items():
+        cells = []
+        for budget in budgets:
+            one = means.get(budget, means.get(FULL))
+            if one is None:
+                cells.append("")
+                continue
+            mean, low, high = one["mean"]
+            text = f"{mean:.3f} ({low:.2f} to {high:.2f})"
+            cells.append(f"**{text}**" if facts["best"].get(budget) == name else text)
+        body.append([name, *cells])
+    body.sort(key=lambda row: row[1].strip("*"), reverse=True)
+    words = "Accuracy with 95 % intervals; the best of each budget is bold."
+    return Section(f"Task {task}", words, ["selector", *map(write_budget, budgets)], body)
+
+
+def _looking(task: str, by: Mapping[str, Any], budgets: Sequence[str]) -> Section:
+    body = []
+    for name, rows in by.items():
+        cells = [
+            " / ".join(
+                "" if measure not in rows.get(budget, {}) else f"{rows[budget][measure]:.2f}"
+                for measure in ("coverage", "precision")
+            )
+            for budget in budgets
+        ]
+        first = next(iter(rows.values()))
+        body.append([name, *cells, _number(first.get("overlap"), 2), _number(first.get("pointing"), 2)])
+    body.sort(key=lambda row: row[1], reverse=True)
+    words = (
+        "Coverage (share of what had to be looked at that was kept) / precision (share of the kept that had to be), "
+        "and, for what has a relevance map, overlap and pointing of it."
+    )
+    header = ["selector", *map(write_budget, budgets), "overlap", "pointing"]
+    return Section(f"Looking, {task}", words, header, body)
+
+
+def _cost(summary: Mapping[str, Any]) -> Section:
+    body = []
+    for row in summary["rows"]:
+        spent = row["times"]
+        if not spent:
+            continue
+        stages = [f"{spent[f'{name}_ms']:.2f}" for name in ("encode", "select", "prefill", "first_token", "decode")]
+        stages[1] += f" ± {spent['select_ms_iqr'] / 2:.2f}"
+        peak = "" if spent["peak_mb"] is None else f"{spent['peak_mb']:.0f}"
+        shown = "all" if row["budget"] == FULL else write_budget(row["budget"])
+        body.append([row["selector"], shown, f"{row['tokens']:.0f}", *stages, f"{spent['kv_bytes'] / 1e3:.0f}", peak])
+    words = (
+        "Medians in milliseconds, one picture at a time, waiting for the device around every stage. `select` is "
+        "everything from the encoder's tokens to the shorter prompt (± half the interquartile range); FastV chooses "
+        "inside `prefill`. Share of the peers that select faster than "
+        f"`{OURS}`: "
+        + "; ".join(
+            f"{write_budget(budget)}: {100 * share:.0f} %"
+            for budget, share in summary["select_percentile"].items()
+            if share is not None
+        )
+        + "."
+    )
+    stages = ["encode ms", "select ms", "prefill ms", "first token ms", "decode ms/token"]
+    return Section("Cost", words, ["selector", "budget", "tokens", *stages, "cache kB", "peak MB"], body)
+
+
+def _failing(summary: Mapping[str, Any]) -> Section:
+    body = [
+        [write_budget(budget), task, kind, str(count)]
+        for budget, by in summary["failures"].items()
+        for task, kinds in by.items()
+        for kind, count in sorted(kinds.items(), key=lambda one: -one[1])
+    ]
+    words = (
+        f"Why `{OURS}` was wrong: *not looked at* if less than half of what had to be looked at was kept, with the "
+        "scorer that preferred other places most; otherwise *seen but misread*."
+    )
+    return Section("Failures", words, ["budget", "task", "why", "answers"], body)
