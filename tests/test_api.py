@@ -79,6 +79,7 @@ ORDER = [
     ),
     *("training.proxy", "training.checkpoints", "training.loop", "training.proxy_stage"),
     *("training.estimators", "training.answers", "training.answered", "training.answers_stage"),
+    *("evaluation.scoring", "evaluation.statistics", "evaluation.items", "evaluation.files", "evaluation.tasks"),
     *(
         "sheet",
         "commands.look",

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
 from arr_coc.training.answers import Asked
+from arr_coc.training.examples import read_listed
 from arr_coc.training.sources import world_size
 from arr_coc.worlds import draw_scene, list_worlds, make_sample, split_seed
 from arr_coc.worlds.sampling import check_kind
@@ -103,10 +102,10 @@ class VQAAnswers(Answered):
         answers = path.with_name(f"{prefix}mscoco_{split}_annotations.json")
         if not answers.is_file():
             raise ValueError(f"{answers} is missing; VQAv2's annotations lie beside its questions")
-        by_number = {one["question_id"]: one["multiple_choice_answer"] for one in _read(answers, "annotations")}
+        by_number = {one["question_id"]: one["multiple_choice_answer"] for one in read_listed(answers, "annotations")}
         self.folder = path.parent / split if (path.parent / split).is_dir() else path.parent
         self.split = split
-        asked = _read(path, "questions")
+        asked = read_listed(path, "questions")
         self.rows = [
             (int(one["image_id"]), str(one["question"]), str(by_number[one["question_id"]]))
             for one in asked
@@ -126,15 +125,6 @@ class VQAAnswers(Answered):
                 return Asked(file.convert("RGB"), question, answer)
         except OSError as error:
             raise UnreadableError(f"{path} cannot be read: {error}") from None
-
-
-def _read(path: Path, name: str) -> list[dict[str, Any]]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        rows: list[dict[str, Any]] = content[name]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not VQAv2's JSON with {name!r}: {error}") from None
-    return rows
 
 
 def open_answered(name: str, count: int, seed: int, hard: bool = False) -> Answered:

@@ -195,10 +195,9 @@ def open_lines(path: Path) -> TextIO:
     return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
 
 
-def read_rows(path: str | Path, needed: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
-    """Rows of JSON lines, by picture, in the order in which these come first."""
+def numbered_rows(path: str | Path, needed: tuple[str, ...]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Rows of JSON lines that have all that is needed, with the numbers of their lines."""
     path = Path(path)
-    found: dict[str, list[dict[str, Any]]] = {}
     with open_lines(path) as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -210,15 +209,30 @@ def read_rows(path: str | Path, needed: tuple[str, ...]) -> dict[str, list[dict[
             missing = [name for name in needed if not isinstance(row, dict) or name not in row]
             if missing:
                 raise ValueError(f"{path}, line {number} has no {missing[0]!r}; each needs {', '.join(needed)}")
-            if "box" in needed and not _is_box(row["box"]):
-                raise ValueError(
-                    f"{path}, line {number}: a box is four shares of the picture's sides, got {row['box']}"
-                )
-            found.setdefault(str(row["image"]), []).append(row)
+            yield number, row
+
+
+def read_rows(path: str | Path, needed: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
+    """Rows of JSON lines, by picture, in the order in which these come first."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for number, row in numbered_rows(path, needed):
+        if "box" in needed and not is_box(row["box"]):
+            raise ValueError(f"{path}, line {number}: a box is four shares of the picture's sides, got {row['box']}")
+        found.setdefault(str(row["image"]), []).append(row)
     return found
 
 
-def _is_box(box: Any) -> bool:
+def read_listed(path: Path, name: str) -> list[dict[str, Any]]:
+    """The rows under a name of VQAv2's published JSON."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        rows: list[dict[str, Any]] = content[name]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not VQAv2's JSON with {name!r}: {error}") from None
+    return rows
+
+
+def is_box(box: Any) -> bool:
     """Four numbers, as shares: pixels would be far above 1."""
     numbers = isinstance(box, list) and len(box) == 4 and all(isinstance(side, int | float) for side in box)
     return numbers and all(-1 <= side <= 2 for side in box)

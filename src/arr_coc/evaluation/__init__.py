@@ -1,0 +1,1 @@
+"""Measuring: tasks, what counts as right, and how sure a difference is."""

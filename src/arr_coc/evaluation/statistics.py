@@ -1,0 +1,165 @@
+"""How sure a mean or a difference is: bootstrap intervals over items, and budgets read off a curve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Values = NDArray[np.float64]
+
+LEVEL = 0.95
+_MOST_DRAWS = 4_000_000  # at once, 32 MB of indices
+
+
+class Interval(NamedTuple):
+    """A mean, and between what it lies in 95 of 100 resamplings of the items."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def mean_interval(values: ArrayLike, resamples: int = 2000, seed: int = 0) -> Interval:
+    """The mean of scores with its percentile bootstrap interval.
+
+    Args:
+        values (`ArrayLike`): scores `[n]`, one an item.
+        resamples (`int`, *optional*, defaults to 2000): how often items are drawn anew.
+        seed (`int`, *optional*, defaults to 0): of the draws.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.evaluation.statistics import mean_interval
+    >>> mean_interval([1.0] * 90 + [0.0] * 10)
+    Interval(mean=0.9, low=0.84, high=0.96)
+
+    ```
+    """
+    return mean_over_tasks([values], resamples, seed)
+
+
+def paired_difference(ours: ArrayLike, theirs: ArrayLike, resamples: int = 2000, seed: int = 0) -> Interval:
+    """The mean difference between two scores of the same items, with its percentile bootstrap interval.
+
+    Items are drawn in pairs: what is hard for both does not widen the interval.
+
+    Args:
+        ours, theirs (`ArrayLike`): scores `[n]`, in the same order of items.
+        resamples, seed (`int`, *optional*): as in [`mean_interval`].
+
+    Example:
+
+    ```python
+    >>> from arr_coc.evaluation.statistics import paired_difference
+    >>> paired_difference([1, 1, 0, 1], [1, 1, 0, 1])
+    Interval(mean=0.0, low=0.0, high=0.0)
+
+    ```
+    """
+    return paired_difference_over_tasks([ours], [theirs], resamples, seed)
+
+
+def mean_over_tasks(tasks: Sequence[ArrayLike], resamples: int = 2000, seed: int = 0) -> Interval:
+    """The mean of the means of tasks, each task counted alike however many items it has; items are drawn inside tasks.
+
+    Args:
+        tasks (`Sequence[ArrayLike]`): scores `[n]` of the items of each task.
+        resamples, seed (`int`, *optional*): as in [`mean_interval`].
+
+    Example:
+
+    ```python
+    >>> from arr_coc.evaluation.statistics import mean_over_tasks
+    >>> mean_over_tasks([[1.0, 1.0, 1.0], [0.0]]).mean
+    0.5
+
+    ```
+    """
+    if not tasks:
+        raise ValueError("there is no task to take the mean of")
+    if resamples < 1:
+        raise ValueError(f"`resamples` must be at least 1, got {resamples}")
+    rng = np.random.default_rng(seed)
+    scores = [_check(values) for values in tasks]
+    drawn = np.mean([_resampled_means(values, resamples, rng) for values in scores], axis=0)  # [tasks, r] -> [r]
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(float(np.mean([values.mean() for values in scores])), float(low), float(high))
+
+
+def paired_difference_over_tasks(
+    ours: Sequence[ArrayLike], theirs: Sequence[ArrayLike], resamples: int = 2000, seed: int = 0
+) -> Interval:
+    """[`paired_difference`] over several tasks, each counted alike; arguments as there, one entry a task."""
+    if len(ours) != len(theirs):
+        raise ValueError(f"there are {len(ours)} and {len(theirs)} tasks; a paired difference needs the same ones")
+    return mean_over_tasks([_difference(*pair) for pair in zip(ours, theirs, strict=True)], resamples, seed)
+
+
+def _difference(ours: ArrayLike, theirs: ArrayLike) -> Values:
+    first, second = _check(ours), _check(theirs)
+    if first.shape != second.shape:
+        raise ValueError(f"there are {len(first)} and {len(second)} scores; a paired difference needs the same items")
+    return first - second
+
+
+def _check(values: ArrayLike) -> Values:
+    scores = np.asarray(values, dtype=np.float64)
+    if scores.ndim != 1 or not len(scores):
+        raise ValueError(f"scores must be one row of at least one number, got the shape {scores.shape}")
+    if not np.isfinite(scores).all():
+        raise ValueError("scores must be finite; leave out items that could not be measured, on both sides")
+    return scores
+
+
+def _resampled_means(scores: Values, resamples: int, rng: np.random.Generator) -> Values:
+    """Means `[resamples]` of as many items, drawn with replacement, in parts that fit into memory."""
+    step = max(1, _MOST_DRAWS // len(scores))
+    means = np.empty(resamples)
+    for first in range(0, resamples, step):
+        part = means[first : first + step]
+        part[:] = scores[rng.integers(len(scores), size=(len(part), len(scores)))].mean(axis=1)  # [part, n] -> [part]
+    return means
+
+
+def budget_at(points: Sequence[tuple[float, float]], level: float) -> float | None:
+    """The smallest budget down to which a curve stays at or above a level, straight lines between what was measured.
+
+    The curve is followed from its largest budget down to where it first falls below the level; that it rises again
+    further down does not count. Nothing is guessed beyond the ends:
+
+    | the curve                           | gives                |
+    |-------------------------------------|----------------------|
+    | is below at its largest budget      | None                 |
+    | never falls below                   | its smallest budget  |
+
+    Args:
+        points (`Sequence[tuple[float, float]]`): budgets and scores, in any order.
+        level (`float`): such as 0.99 of the full model's score.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.evaluation.statistics import budget_at
+    >>> budget_at([(64, 0.5), (128, 0.7), (256, 0.8)], 0.6)
+    96.0
+
+    ```
+    """
+    falling = sorted(points, reverse=True)
+    if not falling:
+        raise ValueError("a curve needs at least one point, got none")
+    if not np.isfinite(falling).all():
+        raise ValueError(f"budgets and scores must be finite, got {list(points)}")
+    if len({budget for budget, _ in falling}) < len(falling):
+        raise ValueError(f"each budget must be measured once, got {[budget for budget, _ in falling]}")
+    if falling[0][1] < level:
+        return None
+    for (high, above), (low, below) in pairwise(falling):
+        if below < level:
+            return float(low + (level - below) / (above - below) * (high - low))
+    return float(falling[-1][0])
