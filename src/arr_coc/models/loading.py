@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers.utils.import_utils import is_torchvision_available
 
+from arr_coc import _exports  # noqa: F401  (makes every selector known by name)
 from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, EMBEDDED_SELECTOR, ARRCOCConfig
 from arr_coc.layer import ARRCOCLayer
 from arr_coc.models.family import Family, family_class

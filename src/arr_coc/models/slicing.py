@@ -28,7 +28,7 @@ from arr_coc.config import Grid
 from arr_coc.models.asking import Ints
 from arr_coc.models.building import Prompt, check_selections, choose_columns, read_prompt
 from arr_coc.models.family import Family, Inputs
-from arr_coc.models.settings import Settings
+from arr_coc.models.settings import Prepared, Settings
 from arr_coc.selecting import InvalidSelectorError, LanguageSelector, selector_name
 
 logger = logging.getLogger(__name__)
@@ -168,6 +168,11 @@ class Slicing:
         """Whether this thread is inside a call of the model."""
         current = _CURRENT.get()
         return current is not None and current.family is family
+
+    def report(self, prepared: Prepared) -> Prepared:
+        """What was prepared with all tokens, with those that went on."""
+        used = sum(len(cells) for _, cells in self.kept)
+        return prepared._replace(kept=self.kept, used=used, failure=prepared.failure or self.failure)
 
     def __enter__(self) -> Self:
         self._token = _CURRENT.set(self)
