@@ -46,7 +46,7 @@ def make_selector(request):
 
 
 def test_the_suite_covers_every_selector():
-    assert list_selectors() == sorted([*TOKENS, "full", "downsample", "half-and-half"])
+    assert list_selectors() == sorted([*TOKENS, "full", "downsample", "half-and-half", "fastv"])
     one = query()
     for budget in (1, 0.1, "auto"):  # `full` has no budget
         assert make("full").select([one], budget)[0].indices.tolist() == list(range(54))
@@ -98,7 +98,7 @@ def test_centre_keeps_the_middle_and_random_its_seed():
 def test_names_are_given_once_and_unknown_ones_list_the_known():
     with pytest.raises(ValueError, match="'random' is already registered"):
         register_selector("random")(type(make("grid")))
-    with pytest.raises(ValueError, match="no selector is named 'best'; there are arr-coc, centre, downsample, full"):
+    with pytest.raises(ValueError, match="no selector is named 'best'; there are arr-coc, centre, downsample, fastv, full"):
         create_selector("best")
 
 

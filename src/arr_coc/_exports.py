@@ -1,12 +1,13 @@
 """What `arr_coc` exports. Imported at the first use of a name, so that `arr-coc --help` does not wait for torch."""
 
-from arr_coc import baselines  # noqa: F401  (they register themselves)
+from arr_coc import baselines, fastv  # noqa: F401  (they register themselves)
 from arr_coc.config import ARRCOCConfig
 from arr_coc.gaze import Gaze
 from arr_coc.layer import ARRCOCLayer
 from arr_coc.patches import patches_from_picture, picture_from_patches
 from arr_coc.selecting import (
     ARRCOCOutput,
+    LanguageSelector,
     PictureSelector,
     Selection,
     TokenSelector,
@@ -23,6 +24,7 @@ __all__ = [
     "ARRCOCLayer",
     "ARRCOCOutput",
     "Gaze",
+    "LanguageSelector",
     "PictureSelector",
     "PreviousFrame",
     "Selection",

@@ -40,8 +40,8 @@ def answer_samples(
         model (`PreTrainedModel`): a supported model.
         processor (`ProcessorMixin`): its processor.
         samples (`Iterable[Sample]`): pictures with questions; may be lazy.
-        selector (`TokenSelector` or `PictureSelector`, *optional*): by default all tokens are read. An
-            [`OracleSelector`] gets the samples' boxes.
+        selector (`TokenSelector`, `PictureSelector` or `LanguageSelector`, *optional*): by default all tokens are
+            read. An [`OracleSelector`] gets the samples' boxes.
         budget (`int`, `float` or `"auto"`, *optional*): visual tokens per picture.
         batch_size, max_new_tokens (`int`, *optional*): how many at once, and how long an answer may be.
         query_layers, mode, gaze (*optional*): as in [`~arr_coc.prepare`]; saccades are cut from the samples' pictures

@@ -1,7 +1,8 @@
 """Selecting: the one interface of everything that picks tokens, and the registry of all that do.
 
 A [`TokenSelector`] gets one [`VisualQuery`] per picture or clip and answers with one [`Selection`] each. A
-[`PictureSelector`] acts before the encoder: it has a smaller picture read. Both live in one registry.
+[`PictureSelector`] acts before the encoder: it has a smaller picture read. A [`LanguageSelector`] acts inside the
+language model, between two of its layers. All live in one registry.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from arr_coc.outputs import ARRCOCOutput
 
 __all__ = [
     "ARRCOCOutput",
+    "LanguageSelector",
     "PictureSelector",
     "Selection",
     "Selector",
@@ -162,9 +164,27 @@ class PictureSelector(ABC):
         """
 
 
-Selector = TokenSelector | PictureSelector
-SelectorT = TypeVar("SelectorT", bound=type[TokenSelector] | type[PictureSelector])
-_REGISTRY: dict[str, type[TokenSelector] | type[PictureSelector]] = {}
+class LanguageSelector(ABC):
+    """Picks tokens inside the language model: all of them enter, and those that it drops leave after some layers.
+
+    Subclasses implement `select` and may set `layer`, the number of decoder layers that read every token. They work
+    through [`attach`], not [`prepare`]: no arguments of a model can say what happens between its layers.
+    """
+
+    layer: int = 2
+
+    @abstractmethod
+    def select(self, attention: Sequence[Tensor], budget: Budget | None = None) -> list[Selection]:
+        """Choose tokens of each picture or clip, given the attention `[N]` that the prompt's last token pays them.
+
+        It is the mean over the heads of the last layer that reads every token. `budget=None` means the selector's own
+        default. Of a [`Selection`], `indices` alone count.
+        """
+
+
+Selector = TokenSelector | PictureSelector | LanguageSelector
+SelectorT = TypeVar("SelectorT", bound=type[TokenSelector] | type[PictureSelector] | type[LanguageSelector])
+_REGISTRY: dict[str, type[TokenSelector] | type[PictureSelector] | type[LanguageSelector]] = {}
 
 
 def register_selector(name: str) -> Callable[[SelectorT], SelectorT]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -19,13 +20,15 @@ from arr_coc.models.asking import ChatTokens
 from arr_coc.models.attaching import Replacement
 from arr_coc.models.building import Mode
 from arr_coc.models.calling import SelectingCalls, check_generation
+from arr_coc.models.explaining import explain_answer
 from arr_coc.models.family import open_family
 from arr_coc.models.loading import find_base, load_model, load_processor, load_selector
 from arr_coc.models.messages import Message, Shown, check_messages, make_messages, put_stand_ins
 from arr_coc.models.preparing import prepare_with_outputs
-from arr_coc.models.settings import OnError, Prepared, Settings, check_selector
+from arr_coc.models.settings import OnError, Settings, check_selector
+from arr_coc.models.slicing import check_decoding
 from arr_coc.models.stages import Stopwatch
-from arr_coc.selecting import ARRCOCOutput, Selector, selector_name
+from arr_coc.selecting import ARRCOCOutput, LanguageSelector, Selector
 
 AnswerMode = Literal["full", "prune", "weight", "saccade"]
 STAGES = ("encode", "select", "prefill", "decode")
@@ -47,7 +50,7 @@ class Answer:
         text (`str`): what the model said.
         outputs (`tuple[ARRCOCOutput | None, ...]`): what the selector saw, one per picture.
         kept (`tuple[tuple[Grid, ndarray], ...]`): for each picture its grid and the cells whose tokens were read.
-        tokens (`TokenCount`): `full` and `used`.
+        tokens (`TokenCount`): `full` and `used`; inside the language model, `used` counts those that go on.
         strategy (`str`): how tokens were chosen: `"relevance"`, `"grid"`, `"all"`, `"weight"`, or the selector's own.
         reason (`str`): why, in words.
         timings_ms (`dict[str, float]`): milliseconds by stage: encode, select, prefill, decode.
@@ -78,7 +81,7 @@ class ARRCOCQwen(nn.Module):
     Args:
         model (`nn.Module`): a supported model.
         processor (`ProcessorMixin`): its processor.
-        selector (`TokenSelector` or `PictureSelector`): decides which visual tokens stay.
+        selector (`TokenSelector`, `PictureSelector` or `LanguageSelector`): decides which visual tokens stay.
         mode, budget, query_layers, on_error, gaze: as in [`prepare`].
 
     Example:
@@ -260,19 +263,26 @@ class ARRCOCQwen(nn.Module):
         check_generation(calls.family, {**inputs, **generation})
         watch = Stopwatch(self.device)
         selector = FullSelector() if mode == "full" else self.selector
-        prepared = prepare_with_outputs(calls.family, inputs, selector, settings, watch)
+        before, slicing = selector, None
+        if isinstance(selector, LanguageSelector):  # all tokens are read until it chooses
+            check_decoding(calls.family, selector, generation)
+            before, slicing = FullSelector(), calls.slicing(inputs, settings)
+        prepared = prepare_with_outputs(calls.family, inputs, before, settings, watch)
         greedy = {} if do_sample else {"temperature": None, "top_p": None, "top_k": None}
+        options = {**greedy, "do_sample": do_sample, "max_new_tokens": max_new_tokens, "streamer": streamer}
         first = _FirstToken(watch)
         processors = [first, *(generation.pop("logits_processor", None) or [])]
         begin = watch.now()
-        out = self.model.generate(
-            **prepared.inputs,
-            **{**greedy, "do_sample": do_sample, "max_new_tokens": max_new_tokens, "streamer": streamer, **generation},
-            logits_processor=processors,
-        )
+        with slicing or nullcontext():
+            out = self.model.generate(
+                **prepared.inputs,
+                **{**options, **generation},
+                logits_processor=processors,
+            )
+        prepared = prepared if slicing is None else slicing.report(prepared)
         watch.milliseconds |= {"prefill": first.at - begin, "decode": watch.now() - first.at}
         text = self.processor.decode(out[0, prepared.inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-        strategy, reason = _explain(prepared, mode, selector)
+        strategy, reason = explain_answer(prepared, mode, selector)
         return Answer(
             text=text.strip(),
             outputs=tuple(prepared.outputs),
@@ -295,31 +305,3 @@ class _FirstToken:
         if not self.at:
             self.at = self.watch.now()
         return scores
-
-
-def _explain(prepared: Prepared, mode: str, selector: Selector) -> tuple[str, str]:
-    """Strategy and reason of an answer, in words."""
-    if prepared.failure is not None:
-        return "all", f"selection failed: {prepared.failure}"
-    if mode == "full" or not prepared.outputs:
-        return "all", "mode is full" if prepared.outputs else "there is no picture"
-    if mode == "weight":
-        return "weight", f"all {prepared.full} tokens stay, scaled by their relevance"
-    if mode == "saccade":
-        return "saccade", _explain_gaze(prepared)
-    seen = [output for output in prepared.outputs if output is not None]
-    if not seen:
-        return selector_name(selector), "this selector gives no reasons"
-    strategies = dict.fromkeys(output.strategy[0] for output in seen)
-    reasons = dict.fromkeys(output.reason[0] for output in seen)
-    return ", ".join(strategies), "; ".join(reasons)
-
-
-def _explain_gaze(prepared: Prepared) -> str:
-    """What was looked at, and why, in words."""
-    sharp = sum(len(cells) for _, cells in prepared.kept)
-    if sharp == prepared.full:
-        return f"the budget covers all {prepared.full} tokens"
-    whole = f"the whole picture in {prepared.used - sharp} tokens, then {sharp} of {prepared.full} at full resolution"
-    reasons = dict.fromkeys(output.reason[0].split(": ", 1)[-1] for output in prepared.outputs if output is not None)
-    return "; ".join([whole, *reasons])

@@ -95,7 +95,8 @@ def attach(
 
     Args:
         model (`nn.Module`): a supported model, also below PEFT's LoRA; it is not changed but for these two methods.
-        selector (`TokenSelector` or `PictureSelector`): decides which visual tokens stay.
+        selector (`TokenSelector`, `PictureSelector` or `LanguageSelector`): decides which visual tokens stay. Of one
+            inside the language model (`fastv`), logits come for the columns that stay, left-padded.
         mode, budget, query_layers, chat, on_error, gaze: as in [`prepare`]; saccades are cut from what the processor
             delivered.
 

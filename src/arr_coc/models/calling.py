@@ -5,15 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
 
-from arr_coc.models.family import Family
+from arr_coc.models.family import Family, Inputs
 from arr_coc.models.preparing import prepare_with_outputs
 from arr_coc.models.settings import Settings, check_selector
-from arr_coc.selecting import ARRCOCOutput, Selector
+from arr_coc.models.slicing import Cut, Slicing, check_decoding, check_slicing
+from arr_coc.selecting import ARRCOCOutput, LanguageSelector, Selector
 
 
 class SelectingCalls:
@@ -21,7 +22,7 @@ class SelectingCalls:
 
     Args:
         family (`Family`): the opened model.
-        selector (`TokenSelector` or `PictureSelector`): decides which visual tokens stay.
+        selector (`Selector`): decides which visual tokens stay.
         settings (`Settings`): see [`prepare`].
         forward, generate (`Callable`): of the plain model.
     """
@@ -35,12 +36,15 @@ class SelectingCalls:
         generate: Callable[..., Any],
     ) -> None:
         check_selector(selector)
+        if isinstance(selector, LanguageSelector):
+            check_slicing(family, selector, settings)
         self.family = family
         self.selector = selector
         self.settings = settings
         self.output: list[ARRCOCOutput | None] = []
         self._forward, self._generate = forward, generate
         self._short_caches: WeakSet[Any] = WeakSet()
+        self._cuts: WeakKeyDictionary[Any, Cut] = WeakKeyDictionary()
 
     def prepare(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Arguments of the shorter prompt; remembers what the selector saw."""
@@ -51,6 +55,11 @@ class SelectingCalls:
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the model's own; a call without pictures passes untouched."""
         named = _name_arguments(self.family.target.forward, args, kwargs)
+        if isinstance(self.selector, LanguageSelector):
+            going_on = named.get("past_key_values") in self._cuts
+            if (self.family.present(named) or going_on) and not Slicing.running(self.family):
+                return self._slice(self._forward, named)
+            return self._forward(*args, **kwargs)
         if not self.family.present(named):
             return self._forward(*args, **kwargs)
         return self._forward(**self.prepare(named))
@@ -60,13 +69,17 @@ class SelectingCalls:
         named = _name_arguments(self.family.target.generate, args, kwargs)
         if named.get("inputs") is not None:
             named["input_ids"] = named.pop("inputs")
-        if named.get("past_key_values") in self._short_caches:
+        cache = named.get("past_key_values")
+        if cache in self._short_caches or cache in self._cuts:
             raise ValueError(
                 "this cache holds a shorter prompt than its ids say; start the next turn without `past_key_values`"
             )
         if not self.family.present(named):
             return self._generate(*args, **kwargs)
         check_generation(self.family, named)
+        if isinstance(self.selector, LanguageSelector):
+            check_decoding(self.family, self.selector, named)
+            return self._slice(self._generate, named)
         full = named["input_ids"]
         with torch.no_grad():
             prepared = self.prepare(named)
@@ -82,6 +95,18 @@ class SelectingCalls:
         if getattr(result, "past_key_values", None) is not None:
             self._short_caches.add(result.past_key_values)
         return result
+
+    def _slice(self, call: Callable[..., Any], named: dict[str, Any]) -> Any:
+        """A call whose tokens leave inside the language model."""
+        with self.slicing(named, self.settings) as slicing:
+            result = call(**named | (self.family.completed(named) if slicing.prompt is not None else {}))
+        self.output = [None] * len(slicing.kept)
+        return result
+
+    def slicing(self, inputs: Inputs, settings: Settings) -> Slicing:
+        """The context of one call, for a selector inside the language model."""
+        selector: Any = self.selector
+        return Slicing(self.family, inputs, selector, settings, self._cuts)
 
     def _lengths(self, named: dict[str, Any], difference: int) -> dict[str, int]:
         """Limits that count the prompt, for the shorter one."""

@@ -18,11 +18,12 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers.utils.import_utils import is_torchvision_available
 
+from arr_coc import _exports  # noqa: F401  (makes every selector known by name)
 from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, EMBEDDED_SELECTOR, ARRCOCConfig
 from arr_coc.layer import ARRCOCLayer
 from arr_coc.models.family import Family, family_class
 from arr_coc.saving import CONFIG_NAME, UnreachableError, find_file
-from arr_coc.selecting import PictureSelector, Selector, TokenSelector, create_selector, list_selectors
+from arr_coc.selecting import Selector, create_selector, list_selectors
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ def find_base(
             return base, selector
         selector = base
     named = [*list_selectors(), EMBEDDED]
-    if selector is None or isinstance(selector, TokenSelector | PictureSelector) or str(selector) in named:
+    if selector is None or isinstance(selector, Selector) or str(selector) in named:
         return EMBEDDED, selector
     if not isinstance(selector, str | Path):
         raise TypeError(f"`selector` must be a name, a directory, a Hub id or a selector, got {selector!r}")
@@ -173,7 +174,7 @@ def load_selector(selector: str | Path | Selector | None, model: nn.Module, **hu
     if selector is None:
         _say_untrained()
         selector = "arr-coc"
-    if isinstance(selector, TokenSelector | PictureSelector):
+    if isinstance(selector, Selector):
         opened = selector
     elif not isinstance(selector, str | Path):
         raise TypeError(f"`selector` must be a name, a directory, a Hub id or a selector, got {selector!r}")

@@ -25,7 +25,15 @@ from arr_coc.models.resizing import encode_small, resize_prompt, select_beside
 from arr_coc.models.saccading import prepare_saccades
 from arr_coc.models.settings import OnError, Prepared, Settings, check_selector, count_visual, embed_question
 from arr_coc.models.stages import OFF, Stopwatch
-from arr_coc.selecting import InvalidSelectorError, Selector, TokenSelector, VisualQuery
+from arr_coc.selecting import (
+    InvalidSelectorError,
+    LanguageSelector,
+    PictureSelector,
+    Selector,
+    TokenSelector,
+    VisualQuery,
+    selector_name,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +96,9 @@ def prepare_with_outputs(
 ) -> Prepared:
     """[`prepare`] for an opened family, with the selector's outputs."""
     check_selector(selector)
+    if isinstance(selector, LanguageSelector):
+        name = selector_name(selector)
+        raise ValueError(f"{name!r} acts inside the language model, which no arguments can say; use `attach`")
     kinds = family.present(inputs)
     if not kinds:
         return Prepared(dict(inputs), [], [])
@@ -132,7 +143,9 @@ def prepare_with_outputs(
     return Prepared(built, outputs, kept, count_visual(prompt), sum(map(len, chosen)))
 
 
-def _plan(selector: Selector, prompt: Prompt, settings: Settings) -> tuple[TokenSelector, list[tuple[Grid, int]]]:
+def _plan(
+    selector: TokenSelector | PictureSelector, prompt: Prompt, settings: Settings
+) -> tuple[TokenSelector, list[tuple[Grid, int]]]:
     """What picks tokens, and for selectors that change the picture the grid and number for each of them."""
     if isinstance(selector, TokenSelector):
         return selector, []

@@ -16,7 +16,7 @@ from arr_coc.gaze import Gaze
 from arr_coc.models.asking import ChatTokens, Ints, find_question
 from arr_coc.models.building import Mode, Prompt
 from arr_coc.models.family import Family, Inputs
-from arr_coc.selecting import ARRCOCOutput, PictureSelector, TokenSelector
+from arr_coc.selecting import ARRCOCOutput, Selector
 
 OnError = Literal["full", "raise"]
 
@@ -68,7 +68,7 @@ class Settings:
 
 def check_selector(selector: object) -> None:
     """Refuse what is no selector."""
-    if not isinstance(selector, TokenSelector | PictureSelector):
+    if not isinstance(selector, Selector):
         given = f"the class {selector.__name__}" if isinstance(selector, type) else repr(selector)
         raise TypeError(f"`selector` must be a selector, got {given}; make one with create_selector(name)")
 
