@@ -73,3 +73,18 @@ def test_attaching_costs_little_and_the_cache_falls_as_the_tokens():
         assert row["cache_bytes"] * (row["tokens"] + words) == plain["cache_bytes"] * (kept + words)
         if row["kept"] == "full" and row["tokens"] >= 4096:
             assert row["first_token_ratio"] <= 1.03
+
+
+def test_a_gaze_stops_growing_with_the_picture():
+    rows = json.loads((ROOT / "results" / "gaze-h200.json").read_text())["rows"]
+    by = {(row["model"], row["megapixels"], row["method"]): row for row in rows}
+    for model in ("Qwen3-VL-2B", "Qwen3-VL-8B", "Qwen2.5-VL-7B"):
+        assert {(model, size, "saccade") for size in (1, 4, 12, 50, 200)} <= set(by)
+        small, large = (by[model, size, "saccade"] for size in (12, 200))
+        assert small["stages_ms"]["tokens"] == large["stages_ms"]["tokens"] == 529
+        assert large["first_token"]["median_ms"] < 2 * small["first_token"]["median_ms"]
+        assert small["texture"]["median_ms"] <= 5
+        assert large["texture"]["median_ms"] <= 40
+    found = by["Qwen3-VL-8B", 12, "saccade"]
+    assert found["share_of_full"] <= 1 / 15
+    assert found["times_downsample"] <= 1.7

@@ -100,7 +100,7 @@ def test_committed_figures_of_the_gaze_meet_the_bars_and_are_those_of_the_docs()
     for world in ("scenes 1024", "pages 1024"):
         assert right["saccade"][world] >= right["all tokens"][world] - 0.02
     coc = {row: cells["needles 2048"]["right"] for row, cells in tables["coc"].items()}
-    for how in ("pool", "merge"):
+    for how in ("pool", "merge", "conv"):
         assert coc[f"ARR-COC: {how} to 128, 128 saccades"] > coc[f"COC: {how} to 256"]
     docs = (ROOT / "docs" / "gaze.md").read_text()
     assert f"| saccade | {needles['saccade']:.2f} |" in docs

@@ -22,6 +22,9 @@ from arr_coc.models.preparing import prepare_with_outputs
 from arr_coc.models.settings import Settings
 from arr_coc.training.estimators import EstimatingSelector
 
+# More tokens than any budget has.
+MOST_SEEN = 2**20
+
 
 class Asked(NamedTuple):
     """A picture, a question, its answer, and how much it counts."""
@@ -145,7 +148,9 @@ class AnswersTask(nn.Module):
         how: Any = "weight" if estimator == "soft" else mode
         self.settings = Settings(mode=how, chat=chat, on_error="raise", query_layers=query_layers)
         if mode == "saccade":
-            self.settings = replace(self.settings, gaze=Gaze(compress=compress))
+            # where only a compressor learns, no saccade answers in its place
+            alone = compress is not None and estimator == "none"
+            self.settings = replace(self.settings, gaze=Gaze(compress=compress, gestalt=MOST_SEEN if alone else None))
         self.baseline = nn.Linear(2 * layer.config.hidden_size, 1) if estimator == "reinforce" else None
         if self.baseline is not None:
             nn.init.zeros_(self.baseline.weight)

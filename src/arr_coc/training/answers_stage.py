@@ -65,8 +65,8 @@ def train_answers(
         hard (`bool`, *optional*, defaults to `False`): camouflage, needles and crowded scenes count double.
         mode (`str`, *optional*, defaults to `"prune"`): or `"saccade"`: gestalt and saccades of what the processor
             delivers, for `gate`, `gumbel` and `none`.
-        compress (`str`, *optional*): of the gestalt, see [`Gaze`]. `"conv"` trains a compressor, with the estimator
-            `none` nothing else.
+        compress (`str`, *optional*): of the gestalt, see [`Gaze`]. `"conv"` trains a compressor; with the estimator
+            `none` nothing else, and then all of the budget is the gestalt's.
         dtype (`str`, *optional*, defaults to `"float32"`): of the base, or `"bfloat16"`; the selector is float32.
         query_layers, device, resume, say: as in [`~arr_coc.training.proxy_stage.train_proxy`].
     """
