@@ -6,7 +6,7 @@ Nothing is patched: from transformers 5.19 on, models take encoded pictures (`mm
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from arr_coc.models.resizing import encode_small, resize_prompt, select_beside
 from arr_coc.models.saccading import prepare_saccades
 from arr_coc.models.settings import OnError, Prepared, Settings, check_selector, count_visual, embed_question
 from arr_coc.models.stages import OFF, Stopwatch
-from arr_coc.selecting import InvalidSelectorError, Selector, TokenSelector, VisualQuery
+from arr_coc.selecting import InvalidSelectorError, LayerReader, Selector, TokenSelector, VisualQuery
 
 logger = logging.getLogger(__name__)
 
@@ -169,11 +169,12 @@ def _make_queries(
                 picture=picture,
                 attention_reader=None if own.reader is None else _part(own.reader.attention, place),
                 key_reader=None if own.reader is None else _part(own.reader.keys, place),
+                deepstack=tuple(level[place].detach() for level in own.deepstack),
             )
         )
     return queries
 
 
-def _part(read: Callable[[int], Tensor], place: slice) -> Callable[[int], Tensor]:
+def _part(read: LayerReader, place: slice) -> LayerReader:
     """A reader of one picture's cells."""
     return lambda layer: read(layer)[place]
