@@ -14,8 +14,8 @@ def cover(likeness: Tensor, count: int, weights: Tensor | None = None) -> Tensor
     A target is covered as far as the best of the chosen resembles it; each step adds the candidate by which coverage
     grows most, times the candidate's weight.
 
-    On the host only targets that became better covered are counted again. On other devices to know their number would
-    mean to wait at each step, so that all are: `O(K * T * N)`, as in the papers.
+    On the host only targets that became better covered are counted again. On other devices, to know which would mean to
+    wait at each step, so that all are: `O(K * T * N)`, as in the papers.
 
     Args:
         likeness (`Tensor` of shape `[T, N]`): of each target to each candidate; nothing below 0 counts.
@@ -32,27 +32,28 @@ def cover(likeness: Tensor, count: int, weights: Tensor | None = None) -> Tensor
 
     ```
     """
-    on_host = likeness.device.type == "cpu"
+    count_again = _count_changed if likeness.device.type == "cpu" else _count_all
     covered = likeness.new_zeros(len(likeness))  # [T]
-    gain = likeness.clamp(min=0).sum(dim=0, dtype=torch.float64 if on_host else None)  # [N]
+    gain = _count_all(likeness, covered, covered)
     barred = torch.zeros_like(gain)  # -inf where chosen: at the end nobody may gain
-    room = None if on_host else torch.empty_like(likeness)
     picked = []
     for _ in range(count):
         worth = gain if weights is None else gain * weights
         best = (worth + barred).argmax(dim=0, keepdim=True)  # [1], on the device
         picked.append(best)
         barred.index_fill_(0, best, -math.inf)
-        now = likeness.index_select(1, best)[:, 0]  # [T]
-        if room is None:
-            [better] = (now > covered).nonzero(as_tuple=True)
-            part = likeness[better]  # [n, N]
-            before, after = covered[better, None], now[better, None]
-            # what a candidate no longer adds: its likeness between the old coverage and the new
-            gain -= (part.clamp(max=after) - before).clamp_(min=0).sum(dim=0, dtype=gain.dtype)
-            covered[better] = now[better]
-        else:
-            torch.maximum(covered, now, out=covered)
-            torch.sub(likeness, covered[:, None], out=room)
-            gain = room.clamp_(min=0).sum(dim=0)
+        now = torch.maximum(covered, likeness.index_select(1, best)[:, 0])  # [T]
+        gain, covered = count_again(likeness, now, covered, gain), now
     return torch.cat(picked)
+
+
+def _count_all(likeness: Tensor, now: Tensor, before: Tensor, gain: Tensor | None = None) -> Tensor:
+    """What each candidate `[N]` would add to the coverage `now` `[T]`."""
+    return (likeness - now[:, None]).clamp_(min=0).sum(dim=0)
+
+
+def _count_changed(likeness: Tensor, now: Tensor, before: Tensor, gain: Tensor) -> Tensor:
+    """The same, from the gain at the coverage `before`: less by the likeness that lies between the two."""
+    [better] = (now > before).nonzero(as_tuple=True)
+    between = likeness[better].clamp_(max=now[better, None]).sub_(before[better, None])  # [n, N]
+    return gain - between.clamp_(min=0).sum(dim=0, dtype=torch.float64)  # of many small steps
