@@ -1,6 +1,6 @@
 """What `arr_coc` exports. Imported at the first use of a name, so that `arr-coc --help` does not wait for torch."""
 
-from arr_coc import baselines, fastv  # noqa: F401  (they register themselves)
+from arr_coc import baselines  # noqa: F401  (they register themselves)
 from arr_coc.config import ARRCOCConfig
 from arr_coc.gaze import Gaze
 from arr_coc.layer import ARRCOCLayer

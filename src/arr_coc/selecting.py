@@ -32,7 +32,9 @@ __all__ = [
     "register_selector",
 ]
 
-LayerReader = Callable[[int], Tensor]
+# An encoder layer: its number, negative ones from the end, or as a float the share of the encoder's depth.
+Layer = int | float
+LayerReader = Callable[[Layer], Tensor]
 _SAME_AS_GRID: Grid = (0, 0, 0)
 
 
@@ -54,6 +56,8 @@ class VisualQuery:
         picture (`Tensor` of shape `[t, 3, H, W]` or `Mipmaps`, *optional*): in [0, 1], or what was measured of it.
         attention_reader, key_reader (`Callable`, *optional*): compute what an encoder layer's patches receive, and
             its keys, when asked.
+        deepstack (`tuple[Tensor, ...]`, *optional*): rows `[N, D]` of the tokens at each DeepStack level, for methods
+            that merge tokens.
 
     Example:
 
@@ -73,6 +77,7 @@ class VisualQuery:
     picture: Tensor | Mipmaps | None = None
     attention_reader: LayerReader | None = field(default=None, repr=False)
     key_reader: LayerReader | None = field(default=None, repr=False)
+    deepstack: tuple[Tensor, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         grid = check_grid(self.grid)
@@ -87,22 +92,26 @@ class VisualQuery:
             raise ValueError(f"`words` must have shape [Q, {self.tokens.shape[1]}], got {tuple(self.words.shape)}")
         if self.words.shape[0] == 0:
             raise ValueError("`words` is empty; a query needs at least one word")
+        wrong = [tuple(level.shape) for level in self.deepstack if level.shape != self.tokens.shape]
+        if wrong:
+            shape = tuple(self.tokens.shape)
+            raise ValueError(f"levels of `deepstack` must have the tokens' shape {shape}, got {wrong[0]}")
         check_cells(cells, grid)
         if isinstance(self.picture, Tensor) and (
             self.picture.ndim != 4 or self.picture.shape[:2] != (grid[0], 3) or 0 in self.picture.shape
         ):
             raise ValueError(f"`picture` must have shape [{grid[0]}, 3, H, W], got {tuple(self.picture.shape)}")
 
-    def received_attention(self, layer: int) -> Tensor:
+    def received_attention(self, layer: Layer) -> Tensor:
         """Mean attention `[N]` that the cells receive at a layer of the encoder."""
         return self._read(self.attention_reader, "attention", layer)
 
-    def keys(self, layer: int) -> Tensor:
+    def keys(self, layer: Layer) -> Tensor:
         """Keys `[N, F]` of the cells at a layer of the encoder."""
         return self._read(self.key_reader, "keys", layer)
 
     @staticmethod
-    def _read(reader: LayerReader | None, what: str, layer: int) -> Tensor:
+    def _read(reader: LayerReader | None, what: str, layer: Layer) -> Tensor:
         if reader is None:
             raise ValueError(f"this query carries no encoder to read {what} from; use a selector that needs none")
         return reader(layer)
@@ -137,11 +146,12 @@ class TokenSelector(ABC):
 
     One that never reads `VisualQuery.picture` sets `needs_picture = False`, and the picture is not rebuilt for it. One
     that reads attention or keys of the encoder names the layers in `encoder_layers` (negative ones count from the
-    end): they are kept during the one pass of the encoder, at no second pass.
+    end; a float is a share of the depth, and means the layer nearest to it that attends to the whole picture): they
+    are kept during the one pass of the encoder, at no second pass.
     """
 
     needs_picture: ClassVar[bool] = True
-    encoder_layers: tuple[int, ...] = ()
+    encoder_layers: tuple[Layer, ...] = ()
 
     def check(self, queries: Sequence[VisualQuery]) -> None:  # noqa: B027  (most have nothing to refuse)
         """Raise [`InvalidSelectorError`] if the selector was made for something else than these queries."""

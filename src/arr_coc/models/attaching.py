@@ -10,9 +10,9 @@ from typing import Any, Self
 
 from torch import nn
 
-from arr_coc.config import Budget
+from arr_coc.config import Budget, Grid
 from arr_coc.gaze import Gaze
-from arr_coc.models.asking import ChatTokens
+from arr_coc.models.asking import ChatTokens, Ints
 from arr_coc.models.building import Mode
 from arr_coc.models.calling import SelectingCalls
 from arr_coc.models.family import open_family
@@ -60,6 +60,11 @@ class Attachment:
     def output(self) -> list[ARRCOCOutput | None]:
         """What the selector saw in the last call, one per picture."""
         return self._calls.output
+
+    @property
+    def kept(self) -> list[tuple[Grid, Ints]]:
+        """For each picture of the last call its grid and the cells whose tokens stayed."""
+        return self._calls.kept
 
     def remove(self) -> None:
         """Give the model back as it was; may be called twice."""

@@ -10,6 +10,8 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor
 
+from arr_coc.config import Grid
+from arr_coc.models.asking import Ints
 from arr_coc.models.family import Family, Inputs
 from arr_coc.models.preparing import prepare_with_outputs
 from arr_coc.models.settings import Settings, check_selector
@@ -42,6 +44,7 @@ class SelectingCalls:
         self.selector = selector
         self.settings = settings
         self.output: list[ARRCOCOutput | None] = []
+        self.kept: list[tuple[Grid, Ints]] = []
         self._forward, self._generate = forward, generate
         self._short_caches: WeakSet[Any] = WeakSet()
         self._cuts: WeakKeyDictionary[Any, Cut] = WeakKeyDictionary()
@@ -49,7 +52,7 @@ class SelectingCalls:
     def prepare(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Arguments of the shorter prompt; remembers what the selector saw."""
         prepared = prepare_with_outputs(self.family, inputs, self.selector, self.settings)
-        self.output = prepared.outputs
+        self.output, self.kept = prepared.outputs, prepared.kept
         return prepared.inputs
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -100,7 +103,8 @@ class SelectingCalls:
         """A call whose tokens leave inside the language model."""
         with self.slicing(named, self.settings) as slicing:
             result = call(**named | (self.family.completed(named) if slicing.prompt is not None else {}))
-        self.output = [None] * len(slicing.kept)
+        if slicing.kept:  # not so for a further token
+            self.output, self.kept = [None] * len(slicing.kept), slicing.kept
         return result
 
     def slicing(self, inputs: Inputs, settings: Settings) -> Slicing:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from arr_coc.config import Grid
-from arr_coc.models.reading import EncoderReader, LayerInput, keep_inputs
+from arr_coc.models.reading import EncoderReader, LayerInput, find_layer, keep_inputs
+from arr_coc.selecting import Layer
 
 Inputs = Mapping[str, Any]
 
@@ -85,13 +86,11 @@ class Family:
         """Token grid `(t, h, w)` of each picture of a kind, before anything is encoded."""
         raise TypeError(f"{type(self).__name__} does not say what grids its pictures have")
 
-    def encode(self, inputs: Inputs, kind: str, layers: Sequence[int] = ()) -> Encoded:
+    def encode(self, inputs: Inputs, kind: str, layers: Sequence[Layer] = ()) -> Encoded:
         """Encode all pictures of a kind once, and keep what the named encoder layers saw."""
         modules = self.encoder_attention() if layers else []
-        wrong = [layer for layer in layers if not -len(modules) <= layer < len(modules)]
-        if wrong:
-            raise ValueError(f"the encoder has {len(modules)} layers, there is no layer {wrong[0]}")
-        with keep_inputs(modules, layers) as kept:
+        attending = self.attending_layers(len(modules))
+        with keep_inputs(modules, [find_layer(layer, len(modules), attending) for layer in layers]) as kept:
             features, deepstack = self.run_encoder(inputs, kind)
         if not layers:
             return Encoded(features, deepstack)
@@ -99,7 +98,7 @@ class Family:
         def read(layer: int) -> LayerInput:
             return self.read_layer(modules[layer], kept[layer], inputs, kind)
 
-        return Encoded(features, deepstack, EncoderReader(read, layers, len(modules)))
+        return Encoded(features, deepstack, EncoderReader(read, layers, len(modules), attending))
 
     def encode_cells(
         self, patches: Tensor, cells: Sequence[Tensor], grids: Sequence[Grid], replay: bool = False
@@ -124,6 +123,10 @@ class Family:
     def encoder_attention(self) -> list[nn.Module]:
         """The attention module of each encoder layer."""
         raise TypeError(f"{type(self).__name__} does not say how its encoder is read")
+
+    def attending_layers(self, depth: int) -> Sequence[int]:
+        """Encoder layers in which every patch attends to its whole picture or frame."""
+        return range(depth)
 
     def read_layer(self, module: nn.Module, called: dict[str, Any], inputs: Inputs, kind: str) -> LayerInput:
         """Queries and keys of a layer, from what its attention was called with."""

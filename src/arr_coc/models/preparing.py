@@ -6,7 +6,7 @@ Nothing is patched: from transformers 5.19 on, models take encoded pictures (`mm
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from arr_coc.models.stages import OFF, Stopwatch
 from arr_coc.selecting import (
     InvalidSelectorError,
     LanguageSelector,
+    LayerReader,
     PictureSelector,
     Selector,
     TokenSelector,
@@ -182,11 +183,12 @@ def _make_queries(
                 picture=picture,
                 attention_reader=None if own.reader is None else _part(own.reader.attention, place),
                 key_reader=None if own.reader is None else _part(own.reader.keys, place),
+                deepstack=tuple(level[place].detach() for level in own.deepstack),
             )
         )
     return queries
 
 
-def _part(read: Callable[[int], Tensor], place: slice) -> Callable[[int], Tensor]:
+def _part(read: LayerReader, place: slice) -> LayerReader:
     """A reader of one picture's cells."""
     return lambda layer: read(layer)[place]

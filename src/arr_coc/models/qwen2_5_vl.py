@@ -19,6 +19,10 @@ class Qwen25VL(Qwen2VL):
 
     processor_class = "Qwen2_5_VLProcessor"
 
+    def attending_layers(self, depth: int) -> Sequence[int]:
+        """Most layers see windows only."""
+        return [int(layer) for layer in self.config.vision_config.fullatt_block_indexes]
+
     def cell_order(self, inputs: Inputs, kind: str) -> Tensor | None:
         """The encoder works window by window."""
         vision = self.config.vision_config

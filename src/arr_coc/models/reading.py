@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from arr_coc.selecting import Layer
+
 # Elements of one chunk of attention: 256 MB in float32.
 MOST_ELEMENTS = 2**26
 
@@ -61,42 +63,79 @@ def attention_received(queries: Tensor, keys: Tensor, lengths: Sequence[int], sc
     return torch.cat(received)
 
 
-class EncoderReader:
-    """Reads attention and keys of the layers that were kept, when asked, once for all pictures of a kind."""
+def find_layer(layer: Layer, depth: int, attending: Sequence[int]) -> int:
+    """The layer of an encoder that is meant: a number, or the nearest of those `attending` to the whole picture.
 
-    def __init__(self, read: Callable[[int], LayerInput], layers: Sequence[int], depth: int) -> None:
-        self.layers = {layer % depth for layer in layers}
+    Example:
+
+    ```python
+    >>> from arr_coc.models.reading import find_layer
+    >>> find_layer(-1, 32, range(32)), find_layer(0.5, 32, [7, 15, 23, 31])
+    (31, 15)
+
+    ```
+    """
+    if isinstance(layer, float):
+        if not 0 <= layer <= 1:
+            raise ValueError(f"an encoder layer as a share of the depth must be in [0, 1], got {layer}")
+        return min(attending, key=lambda own: abs(own - layer * (depth - 1)))
+    if not -depth <= layer < depth:
+        raise ValueError(f"the encoder has {depth} layers, there is no layer {layer}")
+    return layer % depth
+
+
+class EncoderReader:
+    """Reads attention and keys of the layers that were kept, when asked, once for all pictures of a kind.
+
+    Args:
+        read (`Callable`): what a layer saw.
+        layers (`Sequence[Layer]`): those that were kept.
+        depth (`int`): layers of the encoder.
+        attending (`Sequence[int]`, *optional*): layers that attend to the whole picture; all by default.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int], LayerInput],
+        layers: Sequence[Layer],
+        depth: int,
+        attending: Sequence[int] | None = None,
+    ) -> None:
         self.depth = depth
+        self.attending = range(depth) if attending is None else attending
+        self.layers = {self._find(layer) for layer in layers}
         self._read = read
         # plain dictionaries: a cache of bound methods would be a cycle that keeps the encoder's tensors
         self._inputs: dict[int, LayerInput] = {}
         self._attention: dict[int, Tensor] = {}
 
-    def attention(self, layer: int) -> Tensor:
+    def attention(self, layer: Layer) -> Tensor:
         """Attention `[N]` that the cells of all pictures receive."""
-        found, layer = self._layer(layer), layer % self.depth
-        if layer not in self._attention:
+        number = self._known(layer)
+        if number not in self._attention:
+            found = self._layer(number)
             received = attention_received(found.queries, found.keys, found.lengths, found.scale)
-            self._attention[layer] = found.by_cell(received[:, None])[:, 0]
-        return self._attention[layer]
+            self._attention[number] = found.by_cell(received[:, None])[:, 0]
+        return self._attention[number]
 
-    def keys(self, layer: int) -> Tensor:
+    def keys(self, layer: Layer) -> Tensor:
         """Keys `[N, F]` of the cells of all pictures, before their positions turned them."""
-        found = self._layer(layer)
+        found = self._layer(self._known(layer))
         return found.by_cell(found.content)
 
-    def _layer(self, layer: int) -> LayerInput:
-        layer = self._known(layer)
-        if layer not in self._inputs:
-            self._inputs[layer] = self._read(layer)
-        return self._inputs[layer]
+    def _layer(self, number: int) -> LayerInput:
+        if number not in self._inputs:
+            self._inputs[number] = self._read(number)
+        return self._inputs[number]
 
-    def _known(self, layer: int) -> int:
-        if not -self.depth <= layer < self.depth:
-            raise ValueError(f"the encoder has {self.depth} layers, there is no layer {layer}")
-        if layer % self.depth not in self.layers:
+    def _find(self, layer: Layer) -> int:
+        return find_layer(layer, self.depth, self.attending)
+
+    def _known(self, layer: Layer) -> int:
+        number = self._find(layer)
+        if number not in self.layers:
             raise ValueError(f"layer {layer} of the encoder was not kept; name it in the selector's `encoder_layers`")
-        return layer % self.depth
+        return number
 
 
 @contextmanager

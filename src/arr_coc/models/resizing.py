@@ -75,13 +75,13 @@ def select_beside(
         places = nearest_cells(grid, span.grid).to(overview.device)
         if chosen is not None:
             rows = span.offset + chosen.indices
-            own_encoding = encoded[span.kind]
+            full = encoded[span.kind]
             gate = 1 if chosen.gate is None else chosen.gate.to(overview.dtype)[:, None]
-            overview = torch.cat([overview, own_encoding.features[rows] * gate])
-            levels = [
-                torch.cat([level, full[rows] * gate])
-                for level, full in zip(levels, own_encoding.deepstack, strict=True)
-            ]
+            # methods that merge tokens bring rows of their own
+            features = full.features[rows] if chosen.features is None else chosen.features
+            beside_levels = chosen.deepstack or [level[rows] for level in full.deepstack]
+            overview = torch.cat([overview, features * gate])
+            levels = [torch.cat([level, own * gate]) for level, own in zip(levels, beside_levels, strict=True)]
             places = torch.cat([places, chosen.indices])
         # a clip is read frame by frame
         order = (places // (span.grid[1] * span.grid[2])).argsort(stable=True)

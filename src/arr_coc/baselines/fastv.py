@@ -11,11 +11,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from arr_coc.attending import resolve_budget
+from arr_coc.baselines.picking import count_kept
 from arr_coc.config import Budget
 from arr_coc.selecting import LanguageSelector, Selection, register_selector
-
-DEFAULT_RATIO = 0.25
 
 
 @register_selector("fastv")
@@ -48,7 +46,6 @@ class FastVSelector(LanguageSelector):
         """Keep the most attended tokens; `"auto"` is the default ratio, as for all selectors without relevance."""
         selections = []
         for paid in attention:
-            wanted = resolve_budget(DEFAULT_RATIO if budget is None else budget, len(paid))
-            kept = wanted or resolve_budget(DEFAULT_RATIO, len(paid)) or 1
+            kept = count_kept(budget, len(paid))
             selections.append(Selection(indices=paid.topk(kept).indices.sort().values))
         return selections

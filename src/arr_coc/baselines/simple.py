@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arr_coc.attending import resolve_budget, spread_rank
+from arr_coc.attending import spread_rank
+from arr_coc.baselines.picking import count_kept
 from arr_coc.config import Budget, Grid, cell_count
 from arr_coc.selecting import (
     InvalidSelectorError,
@@ -26,14 +27,7 @@ from arr_coc.selecting import (
     register_selector,
 )
 
-DEFAULT_RATIO = 0.25
 Box = Sequence[float]
-
-
-def _count(budget: Budget | None, total: int) -> int:
-    """Tokens to keep; for selectors without relevance `"auto"` is the default ratio."""
-    wanted = resolve_budget(DEFAULT_RATIO if budget is None else budget, total)
-    return wanted or resolve_budget(DEFAULT_RATIO, total) or 1
 
 
 class _Ranked(TokenSelector):
@@ -45,7 +39,7 @@ class _Ranked(TokenSelector):
         """Keep the first cells of the order."""
         selections = []
         for place, query in enumerate(queries):
-            kept = _count(budget, cell_count(query.cells))
+            kept = count_kept(budget, cell_count(query.cells))
             rank = self.rank(query.cells, query.tokens.device, place)
             selections.append(Selection(indices=rank.argsort(stable=True)[:kept].sort().values))
         return selections
@@ -192,7 +186,7 @@ class DownsampleSelector(PictureSelector):
 
     def plan(self, grid: Grid, budget: Budget | None = None) -> tuple[Grid, int]:
         """The smaller grid, and nothing beside it."""
-        return shrink_grid(grid, _count(budget, cell_count(grid))), 0
+        return shrink_grid(grid, count_kept(budget, cell_count(grid))), 0
 
 
 @register_selector("half-and-half")
@@ -211,7 +205,7 @@ class HalfAndHalfSelector(PictureSelector):
 
     def plan(self, grid: Grid, budget: Budget | None = None) -> tuple[Grid, int]:
         """Half of the tokens for a smaller grid, what is left for the full one."""
-        wanted = _count(budget, cell_count(grid))
+        wanted = count_kept(budget, cell_count(grid))
         if wanted >= cell_count(grid) or wanted < 2 * grid[0]:
             return shrink_grid(grid, wanted), 0
         small = shrink_grid(grid, wanted // 2)
