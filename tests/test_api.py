@@ -87,6 +87,8 @@ ORDER = [
     *("training.proxy", "training.checkpoints", "training.loop", "training.proxy_stage"),
     *("training.estimators", "training.answers", "training.answered", "training.answers_stage"),
     *("evaluation.scoring", "evaluation.statistics", "evaluation.items", "evaluation.files", "evaluation.tasks"),
+    *("evaluation.shapes", "evaluation.contenders", "evaluation.records", "evaluation.running", "evaluation.clocks"),
+    *("evaluation.summary", "evaluation.sections", "evaluation.charts", "evaluation.report"),
     *(
         "sheet",
         "commands.look",

@@ -5,9 +5,19 @@ import warnings
 
 import pytest
 import torch
+from test_peers import PEERS
 from tiny_models import QWEN, inputs_for, tiny_model
 
-from arr_coc import ARRCOCConfig, ARRCOCLayer, Gaze, generate_texture_array, load_processor, prepare
+from arr_coc import (
+    ARRCOCConfig,
+    ARRCOCLayer,
+    Gaze,
+    VisualQuery,
+    create_selector,
+    generate_texture_array,
+    load_processor,
+    prepare,
+)
 from arr_coc.models.loading import load_model
 from arr_coc.models.replaying import _caches
 from arr_coc.training.features import Features, write_features
@@ -187,6 +197,38 @@ def test_a_call_waits_for_the_device_once(layer, graphs):
             finally:
                 torch.cuda.set_sync_debug_mode("default")
     assert len([wait for wait in waits if "synchronizing CUDA operation" in str(wait.message)]) == 1
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_peers_choose_as_on_the_cpu_the_same_each_time_and_never_wait(name):
+    generator = torch.Generator().manual_seed(0)
+    tokens, words = torch.randn(240, 64, generator=generator), torch.randn(5, 64, generator=generator)
+    attention, keys = torch.rand(240, generator=generator), torch.randn(240, 32, generator=generator)
+
+    def ask(device):
+        return VisualQuery(
+            tokens.to(device), (1, 12, 20), words.to(device), deepstack=(tokens.to(device) + 1,),
+            attention_reader=lambda layer: attention.to(device), key_reader=lambda layer: keys.to(device),
+        )  # fmt: skip
+
+    selector = create_selector(name)
+    expected = selector.select([ask("cpu")], 60)[0]
+    attention, keys, query = attention.cuda(), keys.cuda(), ask("cuda")
+    first = selector.select([query], 60)[0]
+    torch.cuda.synchronize()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            again = selector.select([query], 60)[0]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(first.indices, again.indices)
+    assert torch.equal(first.indices.cpu(), expected.indices)
+    if expected.features is not None:
+        assert torch.equal(first.features, again.features)
+        assert torch.equal(first.deepstack[0], again.deepstack[0])
+        torch.testing.assert_close(first.features.cpu(), expected.features, rtol=1e-4, atol=1e-4)
 
 
 def test_features_are_written_on_the_device_as_on_the_cpu(tmp_path):

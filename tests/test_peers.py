@@ -1,6 +1,8 @@
 """The methods of papers: each against a case worked by hand or by brute force, then on tiny models."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,10 +11,10 @@ from drawing import random_tokens
 from test_prepare import TOLERANCE
 from tiny_models import EOS, IMAGE, QWEN, SMALL, TWO_IMAGES, inputs_for, tiny_model
 
-from arr_coc import VisualQuery, create_selector, prepare
+from arr_coc import Selection, VisualQuery, create_selector, prepare, register_selector
 from arr_coc.baselines import covering
 from arr_coc.baselines.covering import cover
-from arr_coc.baselines.picking import PerPictureSelector
+from arr_coc.baselines.picking import PerPictureSelector, strongest
 from arr_coc.selecting import _REGISTRY, InvalidSelectorError
 
 PEERS = sorted(name for name, cls in _REGISTRY.items() if issubclass(cls, PerPictureSelector))
@@ -197,7 +199,7 @@ def test_tome_merges_the_most_similar_pairs_first_and_weighs_by_size():
     one = query(tokens, deepstack=(level,))
 
     def merged(count):
-        [selection] = create_selector("tome").select([one], count)
+        [selection] = create_selector("tome", per_pass=0.5).select([one], count)
         return selection.indices.tolist(), selection.features, selection.deepstack[0]
 
     # 0 and 2 both are most like 1, and 0 is so more than 2
@@ -211,20 +213,20 @@ def test_tome_merges_the_most_similar_pairs_first_and_weighs_by_size():
         assert not torch.allclose(last[place][0], (rows[:3].mean(dim=0) + rows[3]) / 2, atol=1e-2)
 
 
-def test_tome_compares_what_pairs_have_become():
-    angles = torch.tensor([0.0, 0.02, 1.0, 1.1, 0.5, 1.9]) * 1.5
-    lengths = torch.tensor([1.0, 1.0, 1.0, 9.0, 1.0, 1.0])
-    tokens = lengths[:, None] * torch.stack([angles.cos(), angles.sin()], dim=1)
-    rows, groups = tokens.double().numpy(), [[i] for i in range(6)]
-    while len(groups) > 2:
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("per_pass", [0.5, 0.1])
+def test_tome_compares_what_pairs_have_become(per_pass, seed):
+    tokens = cloud(25, 4, seed)
+    rows, groups = tokens.double().numpy(), [[i] for i in range(25)]
+    while len(groups) > 4:
         means = unit([rows[group].mean(axis=0) for group in groups])
         best = {a: max(range(1, len(groups), 2), key=lambda b: means[a] @ means[b]) for a in range(0, len(groups), 2)}
         pairs = sorted(best.items(), key=lambda pair: -means[pair[0]] @ means[pair[1]])
-        pairs = pairs[: min(len(groups) - 2, len(groups) // 2)]
+        pairs = pairs[: min(len(groups) - 4, max(1, int(per_pass * len(groups))))]
         for a, b in pairs:
             groups[b] = groups[b] + groups[a]  # its own token first
         groups = [group for i, group in enumerate(groups) if i not in {a for a, _ in pairs}]
-    [selection] = create_selector("tome").select([query(tokens)], 2)
+    [selection] = create_selector("tome", per_pass=per_pass).select([query(tokens)], 4)
     assert selection.indices.tolist() == [group[0] for group in groups]
     expected = torch.stack([tokens[group].mean(dim=0) for group in groups])
     torch.testing.assert_close(selection.features, expected)
@@ -244,6 +246,20 @@ def test_prumerge_adds_neighbours_by_attention_and_one_token_for_the_rest():
     [alone] = create_selector("prumerge", neighbours=2).select([one], 1)
     assert alone.indices.tolist() == [1]
     torch.testing.assert_close(alone.features[0], tokens[1] + 0.05 * tokens[0] + 0.10 * tokens[4])
+
+
+def test_the_example_for_a_new_selector_is_a_whole_one():
+    contributing = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
+    [code] = re.findall(r"```python\n(.*?)```", contributing, flags=re.DOTALL)
+    names = {
+        "register_selector": register_selector, "PerPictureSelector": PerPictureSelector, "VisualQuery": VisualQuery,
+        "Selection": Selection, "strongest": strongest,
+    }  # fmt: skip
+    try:
+        exec(compile(code, "CONTRIBUTING.md", "exec"), names)
+        assert kept("longest", query(torch.tensor([[3.0], [1.0], [-4.0], [2.0]])), 2) == [0, 2]
+    finally:
+        _REGISTRY.pop("longest", None)
 
 
 @pytest.mark.parametrize("name", PEERS)

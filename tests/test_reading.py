@@ -10,6 +10,7 @@ from transformers import AttentionInterface
 
 from arr_coc import Selection, TokenSelector, prepare
 from arr_coc.models import reading
+from arr_coc.models.reading import find_layer
 
 RECORDED = []
 KEPT = {}
@@ -196,3 +197,21 @@ def test_what_was_read_goes_with_the_call():
         assert tensors() <= before + 10
     finally:
         gc.enable()
+
+
+def test_a_share_of_the_depth_means_the_nearest_layer_that_sees_everything():
+    assert [find_layer(share, 27, range(27)) for share in (0.0, 0.5, 1.0)] == [0, 13, 26]
+    assert [find_layer(share, 32, [7, 15, 23, 31]) for share in (0.0, 0.5, 0.8)] == [7, 15, 23]
+    with pytest.raises(ValueError, match=r"as a share of the depth must be in \[0, 1\], got 1.5"):
+        find_layer(1.5, 4, range(4))
+
+
+@torch.no_grad()
+def test_layers_are_read_by_their_share_of_the_depth():
+    model, data = tiny_model("qwen2_5_vl"), inputs_for("qwen2_5_vl", IMAGE_PROMPT)  # layers 1 and 3 see everything
+    shares, numbers = Reading(0.3, 0.8), Reading(1, 3)
+    for selector in (shares, numbers):
+        prepare(model, data, selector, on_error="raise")
+    for by_share, by_number in zip(shares.seen[0], numbers.seen[0], strict=True):
+        assert torch.equal(by_share[0], by_number[0])
+    assert not torch.equal(shares.seen[0][0][0], shares.seen[0][1][0])

@@ -17,13 +17,21 @@ class ToMeSelector(PerPictureSelector):
 
     The method of "Token Merging: Your ViT But Faster" (Bolya et al., arXiv 2210.09461), after the encoder instead of
     inside it. In each pass tokens belong to A and B by turns; each of A finds the one of B most like it, the closest
-    pairs merge, at most half of all tokens in a pass, and means are weighted by how many tokens each stands for. The
-    question has no say.
+    pairs merge, and means are weighted by how many tokens each stands for. The question has no say.
 
     Room that was left: likeness is the cosine of the tokens themselves, for there is no attention after them whose
     keys could be compared; a pair stands at the place of its token of B; tokens alternate in reading order, over the
-    frames of a clip as well; the language model is not told of sizes (no proportional attention).
+    frames of a clip as well; the language model is not told of sizes (no proportional attention). A pass that merges
+    half of the tokens has no choice which, so that passes are many and small, as the authors' layers are.
+
+    Args:
+        per_pass (`float`, *optional*, defaults to 0.1): share of the tokens that merge in one pass, at most a half.
     """
+
+    def __init__(self, per_pass: float = 0.1) -> None:
+        if not 0 < per_pass <= 0.5:
+            raise ValueError(f"`per_pass` must be in (0, 0.5], got {per_pass}")
+        self.per_pass = per_pass
 
     def pick(self, query: VisualQuery, count: int) -> Selection:
         """Merge until K are left."""
@@ -31,8 +39,8 @@ class ToMeSelector(PerPictureSelector):
         rows = query.tokens.float()
         sizes = rows.new_ones(len(rows), 1)
         places = joins = torch.arange(len(rows), device=device)  # of each row, and the row of each first token
-        while len(places) > count:
-            step, kept = merge_once(rows, min(len(places) - count, len(places) // 2))
+        while (left := len(places)) > count:
+            step, kept = merge_once(rows, min(left - count, max(1, int(self.per_pass * left))))
             places, joins = places[kept], step[joins]
             weighed = sum_groups(torch.cat([rows * sizes, sizes], dim=1), step, len(kept))  # [n', D + 1]
             sizes = weighed[:, -1:]
