@@ -46,7 +46,14 @@ ORDER = [
     *("knowing", "balancing", "attending", "outputs", "selecting"),
     *("baselines.picking", "baselines.merging", "baselines.covering", "baselines.simple"),
     *("baselines.cdpruner", "baselines.divprune", "baselines.hiprune", "baselines.mmtok"),
-    *("baselines.prumerge", "baselines.scope", "baselines.tome", "baselines.visionzip", "baselines.fastv", "baselines.linear"),
+    *(
+        "baselines.prumerge",
+        "baselines.scope",
+        "baselines.tome",
+        "baselines.visionzip",
+        "baselines.fastv",
+        "baselines.linear",
+    ),
     *("compression", "gaze"),
     *("saving", "batching", "checking", "graphs", "seeing", "layer", "_exports", "pictures", "sights"),
     *(

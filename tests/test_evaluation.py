@@ -1,5 +1,6 @@
 """`arr-coc eval` and `arr-coc bench`: the same report whatever happens, honest sums, and mistakes in one line."""
 
+import itertools
 import json
 import re
 import shutil
@@ -48,7 +49,7 @@ def read_lines(path):
 def test_every_question_is_asked_of_every_selector_at_every_budget(finished):
     rows = read_lines(finished / RECORDS)
     by = {(row["selector"], row["budget"]) for row in rows}
-    others = [name for name in SELECTORS.split(",")]
+    others = SELECTORS.split(",")
     assert by == {("full", "full"), *((name, budget) for name in others for budget in ("0.25", "16"))}
     assert len(rows) == 2 * 3 * len(by)
     for row in rows:
@@ -72,7 +73,10 @@ def test_answers_are_those_of_asking_one_by_one(finished):
     model, processor = load_model("embedded", dtype=torch.float32), load_processor("embedded")
     samples = [make_sample("scenes", split_seed("test", number), None, (256, 256)) for number in range(3)]
     rows = [row for row in read_lines(finished / RECORDS) if row["task"] == "scenes" and row["budget"] == "0.25"]
-    for name, selector in (("arr-coc", load_selector("embedded", model)), ("downsample", create_selector("downsample"))):
+    for name, selector in (
+        ("arr-coc", load_selector("embedded", model)),
+        ("downsample", create_selector("downsample")),
+    ):
         expected = answer_samples(model, processor, samples, selector, 0.25, batch_size=1)
         assert [row["answer"] for row in rows if row["selector"] == name] == expected
 
@@ -257,8 +261,8 @@ def test_a_wrong_answer_was_not_looked_at_or_misread():
 
 
 def test_the_scorer_that_misled_is_the_one_that_preferred_other_places():
-    from arr_coc.layer import ARRCOCLayer
     from arr_coc import ARRCOCConfig
+    from arr_coc.layer import ARRCOCLayer
 
     layer = ARRCOCLayer(ARRCOCConfig(hidden_size=32))
     generator = torch.Generator().manual_seed(0)
@@ -290,7 +294,7 @@ def test_a_chart_has_every_line_and_names_do_not_lie_on_each_other():
     assert drawn.count("<polyline") == 18
     heights = sorted(float(y) for y in re.findall(r'<text x="504" y="([\d.]+)"', drawn))
     assert len(heights) == 18
-    assert min(b - a for a, b in zip(heights, heights[1:], strict=False)) >= 13.9
+    assert min(b - a for a, b in itertools.pairwise(heights)) >= 13.9
     assert max(heights) < 400
     with pytest.raises(ValueError, match="at least one point"):
         line_chart({}, "x", "y")

@@ -12,7 +12,9 @@ from rich.table import Table
 
 from arr_coc.cli_errors import one_line_errors
 
-Model = Annotated[str | None, typer.Option(help="Directory or Hub id of a supported model. [default: the embedded one]")]
+Model = Annotated[
+    str | None, typer.Option(help="Directory or Hub id of a supported model. [default: the embedded one]")
+]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 DType = Annotated[str, typer.Option(help="Of the model: float32, bfloat16 or float16.")]
 Selectors = Annotated[
@@ -120,7 +122,9 @@ def bench(
         return
     typer.echo(f"{found['model']}, {found['tokens']} tokens, {found['device']}, {found['dtype']}, {found['attention']}")
     stages = ("encode", "select", "prefill", "first_token")
-    table = Table("ms (median ± half IQR)", *(name.replace("_", " ") for name in stages), "of full", "decode", "cache kB")
+    table = Table(
+        "ms (median ± half IQR)", *(name.replace("_", " ") for name in stages), "of full", "decode", "cache kB"
+    )
     for row in found["rows"]:
         cells = [f"{row[f'{name}_ms']:.2f} ± {row[f'{name}_ms_iqr'] / 2:.2f}" for name in stages]
         ratio = "" if row["of_full"] is None else f"{row['of_full']:.2f}"

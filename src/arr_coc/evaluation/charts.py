@@ -74,9 +74,7 @@ def line_chart(
     parts.append(f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" stroke="{ink}" fill="none"/>')
     parts.append(f'<text x="{LEFT + inner_width / 2}" y="{HEIGHT - 10}" text-anchor="middle">{escape(x_label)}</text>')
     middle = TOP + inner_height / 2
-    parts.append(
-        f'<text transform="translate(14 {middle}) rotate(-90)" text-anchor="middle">{escape(y_label)}</text>'
-    )
+    parts.append(f'<text transform="translate(14 {middle}) rotate(-90)" text-anchor="middle">{escape(y_label)}</text>')
     if level is not None:
         y = down(level[0])
         parts.append(
@@ -116,10 +114,9 @@ def _spread(wanted: Mapping[str, float], gap: float = 14.0) -> dict[str, float]:
     for name in sorted(wanted, key=lambda name: wanted[name]):
         last = max(wanted[name], last + gap)
         found[name] = last
-    beyond = max(0.0, last - (HEIGHT - 4))
-    last = math.inf
+    last = HEIGHT - 4 + gap
     for name in sorted(found, key=lambda name: -found[name]):  # what was pushed out at the bottom moves up again
-        last = min(found[name] if not beyond else found[name], last - gap) if last < math.inf else found[name] - beyond
+        last = min(found[name], last - gap)
         found[name] = last
     return found
 

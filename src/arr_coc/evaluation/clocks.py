@@ -112,9 +112,9 @@ def _decode(opened: Opened, inputs: dict[str, Any], contender: Contender, budget
     for name, count in (("warm", 2), ("one", 1), ("many", 1 + DECODED)):
         options = {**ends, "max_new_tokens": count, "min_new_tokens": count}
         if isinstance(contender.selector, LanguageSelector):
-            with attach(opened.model, contender.selector, budget=read_budget(budget), chat=opened.chat):
-                with watch.stage(name):
-                    opened.model.generate(**inputs, **options)
+            attached = attach(opened.model, contender.selector, budget=read_budget(budget), chat=opened.chat)
+            with attached, watch.stage(name):
+                opened.model.generate(**inputs, **options)
             continue
         family = open_family(opened.model)
         with watch.stage(name):

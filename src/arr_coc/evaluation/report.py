@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -84,9 +83,7 @@ def draw_charts(summary: Mapping[str, Any], ink: str = "currentColor") -> dict[s
     level = None if full is None else (HOLDS * full, f"{100 * HOLDS:.0f} % of all tokens")
     found = {"Accuracy over tokens": line_chart(tokens, "visual tokens, % of all", "accuracy", OURS, level, ink)}
     if spent:
-        found["Accuracy over time"] = line_chart(
-            spent, "time to the first token, ms", "accuracy", OURS, level, ink
-        )
+        found["Accuracy over time"] = line_chart(spent, "time to the first token, ms", "accuracy", OURS, level, ink)
     return found
 
 

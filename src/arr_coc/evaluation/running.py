@@ -112,10 +112,9 @@ def run_contender(
     if isinstance(contender.selector, LanguageSelector):
         with attach(opened.model, contender.selector, budget=read_budget(budget), chat=opened.chat) as handle:
             out = opened.model.generate(**inputs, **(options if answer else {"max_new_tokens": 1, "do_sample": False}))
-        kept = handle.kept
-        tokens, outputs = [len(cells) for _, cells in kept], [None] * len(kept)
-        start = inputs["input_ids"].shape[1]
-        return Seen(tokens, _read(opened, out, start) if answer else None, kept, outputs)
+        tokens = [len(cells) for _, cells in handle.kept]
+        answers = _read(opened, out, inputs["input_ids"].shape[1]) if answer else None
+        return Seen(tokens, answers, handle.kept, handle.output)
     prepared = prepare_with_outputs(family, inputs, contender.selector, opened.settings(contender, budget))
     ids = prepared.inputs["input_ids"]
     tokens = (ids == family.token_id("image")).sum(dim=1).tolist()

@@ -58,13 +58,7 @@ def _rows_by(summary: Mapping[str, Any]) -> dict[str, dict[str, Mapping[str, Any
 
 def _glance(summary: Mapping[str, Any], budgets: Sequence[str]) -> Section:
     by = _rows_by(summary)
-    best = {
-        budget: max(
-            (rows[budget]["accuracy"] for name, rows in by.items() if name != "oracle" and "accuracy" in rows.get(budget, {})),
-            default=None,
-        )
-        for budget in budgets
-    }  # fmt: skip
+    best = {budget: _best(by, budget) for budget in budgets}
     body = []
     for name, rows in sorted(by.items(), key=lambda one: -_mean(one[1])):
         cells = []
@@ -73,12 +67,11 @@ def _glance(summary: Mapping[str, Any], budgets: Sequence[str]) -> Section:
             cells.append(f"**{_number(value)}**" if value is not None and value == best[budget] else _number(value))
         holds = summary["gives_in"].get(name)
         holds_at = "" if name == FULL else "none" if holds is None else f"{100 * holds:.0f} %"
-        successes = {
-            success: [write_budget(budget) for budget in budgets if success in rows.get(budget, {}).get("successes", ())]
-            for row in rows.values()
-            for success in row.get("successes", ())
-        }
-        said = "; ".join(f"{success}: {', '.join(at)}" for success, at in successes.items())
+        found: dict[str, list[str]] = {}
+        for budget in budgets:
+            for success in rows.get(budget, {}).get("successes", ()):
+                found.setdefault(success, []).append(write_budget(budget))
+        said = "; ".join(f"{success}: {', '.join(at)}" for success, at in found.items())
         shown = f"**{name}**" if name == OURS else name
         body.append([shown, *cells, holds_at, said])
     words = (
@@ -91,6 +84,12 @@ def _glance(summary: Mapping[str, Any], budgets: Sequence[str]) -> Section:
     )
     header = ["selector", *map(write_budget, budgets), "holds to", "successes"]
     return Section("At a glance", words, header, body if any(row[1] for row in body) else [])
+
+
+def _best(by: Mapping[str, Mapping[str, Mapping[str, Any]]], budget: str) -> float | None:
+    """The largest accuracy at a budget; what is told the answer's place does not compete."""
+    rivals = [rows.get(budget, {}).get("accuracy") for name, rows in by.items() if name != "oracle"]
+    return max((value for value in rivals if value is not None), default=None)
 
 
 def _mean(rows: Mapping[str, Mapping[str, Any]]) -> float:

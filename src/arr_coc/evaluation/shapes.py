@@ -42,24 +42,23 @@ def build_shape(name: str, device: torch.device, dtype: torch.dtype) -> Any:
     encoder: dict[str, Any] = dict(zip(_ENCODER, encoder_sizes, strict=True))
     encoder |= {"spatial_merge_size": 2, "temporal_patch_size": 2}
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e6}
-    config: Any
     if kind == "qwen3":
         rope |= {"mrope_section": [24, 20, 20], "mrope_interleaved": True}
         text |= {"vocab_size": 151936, "max_position_embeddings": 262144, "head_dim": 128, "rope_parameters": rope}
         encoder |= {"patch_size": 16, "num_position_embeddings": 2304, "deepstack_visual_indexes": special}
-        config = transformers.Qwen3VLConfig(text_config=text, vision_config=encoder, **IDS)
+        make: Any = transformers.Qwen3VLConfig
         cls: Any = transformers.Qwen3VLForConditionalGeneration
     else:
         rope |= {"mrope_section": [16, 24, 24]}
         text |= {"vocab_size": 152064, "max_position_embeddings": 128000, "rope_parameters": rope}
         encoder |= {"patch_size": 14, "window_size": 112, "fullatt_block_indexes": special}
-        config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=encoder, **IDS)
+        make = transformers.Qwen2_5_VLConfig
         cls = transformers.Qwen2_5_VLForConditionalGeneration
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with device:
-            return cls(config).eval()
+            return cls(make(text_config=text, vision_config=encoder, **IDS)).eval()
     finally:
         torch.set_default_dtype(before)
 

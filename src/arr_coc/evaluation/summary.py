@@ -37,12 +37,9 @@ def summarise(
     """
     scores = _scores(records, "score", selectors, budgets)
     spent = {(row["selector"], row["budget"]): row for row in times}
-    rows = [
-        _row(name, budget, scores, spent, records)
-        for name in selectors
-        for budget in ([FULL] if name == FULL else budgets)
-    ]
-    rows = [row for row in rows if row is not None]
+    calls = [(name, budget) for name in selectors for budget in ([FULL] if name == FULL else budgets)]
+    made = (_row(name, budget, scores, spent, records) for name, budget in calls)
+    rows = [row for row in made if row is not None]
     if not rows:
         raise ValueError("there is nothing to report: no record was made")
     return {
@@ -102,7 +99,9 @@ def _row(
     for other, against in ((OURS, budget), (FULL, FULL), (OPPONENT, budget)):
         theirs = _values(scores, other, against)
         if other != name and set(theirs) == set(answered):
-            row[f"minus_{other}"] = _rounded(paired_difference_over_tasks(list(answered.values()), list(theirs.values())))
+            row[f"minus_{other}"] = _rounded(
+                paired_difference_over_tasks(list(answered.values()), list(theirs.values()))
+            )
     row["successes"] = _successes(row)
     return row
 
@@ -193,8 +192,9 @@ def attribute(one: Record) -> str:
 def _percentile(spent: Mapping[tuple[str, str], Mapping[str, Any]], budget: str) -> float | None:
     """Share of the peers that select in less time than ours; blind rules are no peers."""
     blind = {OURS, f"{OURS}@saccade", "untrained", FULL, "random", "grid", "centre", "oracle", "downsample", "fastv"}
-    peers = [row["select_ms"] for (name, at), row in spent.items() if at == budget and name not in blind]
+    peers: list[float] = [row["select_ms"] for (name, at), row in spent.items() if at == budget and name not in blind]
     own = spent.get((OURS, budget), {}).get("select_ms")
     if own is None or not peers:
         return None
-    return round(sum(peer < own for peer in peers) / len(peers), 4)
+    faster = sum(peer < float(own) for peer in peers)
+    return round(faster / len(peers), 4)
