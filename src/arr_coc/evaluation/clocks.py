@@ -30,7 +30,7 @@ def describe_machine(model: Any) -> dict[str, Any]:
     device = model.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
-        "device": name,
+        "machine": name,
         "threads": torch.get_num_threads(),
         "dtype": str(model.dtype).removeprefix("torch."),
         "attention": str(model.config._attn_implementation),

@@ -164,10 +164,10 @@ def _looking(records: Sequence[Record], selectors: Sequence[str], budgets: Seque
 def _gives_in(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
     """The smallest share of tokens at which a method still holds; None if it does at no budget."""
     full = next((row["accuracy"] for row in rows if row["selector"] == FULL and "accuracy" in row), None)
-    points = [(row["share"], row["accuracy"]) for row in rows if row["selector"] == name and "accuracy" in row]
+    points = {row["share"]: row["accuracy"] for row in rows if row["selector"] == name and "accuracy" in row}
     if full is None or not points:
         return None
-    found = budget_at(sorted(points), HOLDS * full)
+    found = budget_at(sorted(points.items()), HOLDS * full)
     return None if found is None else round(found, 4)
 
 
