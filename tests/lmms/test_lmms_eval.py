@@ -1,0 +1,68 @@
+"""lmms-eval, run as people run it, gives the answers and the score that our own evaluation gives."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from arr_coc import ARRCOCQwen
+from arr_coc.evaluating import answer_samples, exact_match
+from arr_coc.worlds import make_sample
+
+pytestmark = pytest.mark.lmms
+KINDS = [("scenes", "read"), ("scenes", "color"), ("pages", None)]
+SAMPLES = [make_sample(world, seed, kind) for world, kind in KINDS for seed in range(8)]
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    """A folder with the task, its pictures and its questions."""
+    folder = tmp_path_factory.mktemp("task")
+    rows = []
+    for number, sample in enumerate(SAMPLES):
+        sample.picture.save(folder / f"{number}.png")
+        rows.append({"picture": str(folder / f"{number}.png"), "question": sample.question, "answer": sample.answer})
+    (folder / "worlds.json").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "worlds.yaml").write_text(Path(__file__).with_name("worlds.yaml").read_text())
+    return folder
+
+
+def run_lmms_eval(task, out, arguments):
+    """The command of docs/lmms.md in a process of its own."""
+    command = [sys.executable, "-m", "lmms_eval", "--model", "arr_coc", "--model_args", arguments, "--device", "cpu"]
+    command += ["--tasks", "worlds", "--include_path", str(task), "--output_path", str(out), "--log_samples"]
+    alone = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(task / "hub"), "OMP_NUM_THREADS": "2"}
+    return subprocess.run(command, cwd=task, env={**os.environ, **alone}, capture_output=True, text=True, timeout=600)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "own"),
+    [
+        ("pretrained=embedded,selector=embedded,budget=0.25", {"selector": "embedded", "budget": 0.25}),
+        ("selector=grid,budget=48", {"selector": "grid", "budget": 48}),
+        ("mode=saccade,budget=64", {"selector": "embedded", "budget": 64, "mode": "saccade"}),
+        ("mode=full", {"selector": "full"}),
+    ],
+)
+def test_it_scores_what_our_own_evaluation_scores(task, tmp_path, arguments, own):
+    done = run_lmms_eval(task, tmp_path, arguments)
+    assert done.returncode == 0, done.stderr[-2000:]
+    [results] = tmp_path.rglob("*results.json")
+    [logged] = tmp_path.rglob("*samples_worlds.jsonl")
+    score = json.loads(results.read_text())["results"]["worlds"]["exact_match,none"]
+    rows = sorted(map(json.loads, logged.read_text().splitlines()), key=lambda row: row["doc_id"])
+
+    vlm = ARRCOCQwen.from_pretrained("embedded", own.pop("selector"))
+    answers = answer_samples(vlm.model, vlm.processor, SAMPLES, vlm.selector, batch_size=1, **own)
+    assert [row["filtered_resps"] for row in rows] == answers
+    assert score == pytest.approx(exact_match(SAMPLES, answers))
+    assert 0 < score < 1 or arguments == "mode=full"
+
+
+def test_wrong_arguments_are_refused_in_one_line(task, tmp_path):
+    done = run_lmms_eval(task, tmp_path, "budget=2.5")
+    assert done.returncode != 0
+    assert "`budget` must be in (0, 1] as a ratio, got 2.5; use an int for a number of tokens" in done.stderr
