@@ -110,11 +110,16 @@ def test_the_task_decides_about_generation_and_the_model_about_tokens(lmms, monk
     assert ask_recorded(lmms, monkeypatch, asked, max_new_tokens=7)[2]["max_new_tokens"] == 3
 
 
-def test_a_selection_that_fails_ends_the_run(lmms, monkeypatch):
-    opened = {}
-    monkeypatch.setattr(lmms.ARRCOCQwen, "from_pretrained", lambda *_, **options: opened.update(options))
-    lmms.ARRCOCModel(device="cpu", dtype="bfloat16")
-    assert opened == {"dtype": "bfloat16", "device_map": "cpu", "on_error": "raise"}
+def test_what_is_opened_is_what_was_named_and_a_selection_that_fails_ends_the_run(lmms, monkeypatch):
+    opened = []
+    monkeypatch.setattr(lmms.ARRCOCQwen, "from_pretrained", lambda *parts, **options: opened.append((parts, options)))
+    lmms.ARRCOCModel(selector="some/selector", device="cpu")
+    lmms.ARRCOCModel("some/model", dtype="bfloat16", device="cpu")
+    options = {"device_map": "cpu", "on_error": "raise"}
+    assert opened == [
+        ((None, "some/selector"), {"dtype": "auto", **options}),
+        (("some/model", None), {"dtype": "bfloat16", **options}),
+    ]
 
 
 @pytest.mark.parametrize(

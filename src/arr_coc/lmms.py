@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from arr_coc.config import EMBEDDED, Budget, check_budget
+from arr_coc.config import Budget, check_budget
 from arr_coc.models.answering import Answer, AnswerMode, ARRCOCQwen
 
 try:
@@ -41,10 +41,10 @@ class ARRCOCModel(LMM):  # type: ignore[misc]
     A selection that fails ends the run: a score must not be of tokens that were not selected.
 
     Args:
-        pretrained (`str`, *optional*, defaults to `"embedded"`): directory or Hub id of a supported model.
-        selector (`str`, *optional*): a registered name, a directory or a Hub id; by default as in
-            [`ARRCOCQwen.from_pretrained`].
-        budget (`int`, `float` or `"auto"`, *optional*): visual tokens per picture; by default the selector's own.
+        pretrained, selector (`str`, *optional*): the base and what chooses its tokens, as in
+            [`ARRCOCQwen.from_pretrained`]; by default the embedded model and its selector.
+        budget (`int`, `float` or `"auto"`, *optional*): visual tokens per picture; by default the selector's own, and
+            529 in mode `"saccade"`.
         mode (`str`, *optional*, defaults to `"prune"`): as in [`ARRCOCQwen.answer`]; `"full"` is the plain model.
         device (`str`, *optional*): by default the process's own GPU, or the CPU where there is none.
         dtype (`str`, *optional*, defaults to `"auto"`): of the model.
@@ -56,7 +56,7 @@ class ARRCOCModel(LMM):  # type: ignore[misc]
 
     def __init__(
         self,
-        pretrained: str = EMBEDDED,
+        pretrained: str | None = None,
         selector: str | None = None,
         budget: Budget | None = None,
         mode: AnswerMode = "prune",
@@ -85,9 +85,9 @@ class ARRCOCModel(LMM):  # type: ignore[misc]
         self._rank, self._world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         # lmms-eval frees the memory of attributes that are modules
         self.vlm = ARRCOCQwen.from_pretrained(
-            str(pretrained),
+            None if pretrained is None else str(pretrained),
             None if selector is None else str(selector),
-            dtype=dtype,
+            dtype=str(dtype),
             device_map=str(self._device),
             on_error="raise",
         )
