@@ -3,11 +3,14 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# lmms-eval names fifty packages, a torchvision for CUDA among them; it runs with these
+LMMS   := .venv-lmms
+LMMS_NEEDS := accelerate datasets evaluate jsonlines loguru pytablewriter python-dotenv pytz sacrebleu scikit-learn tenacity
 
 IMAGE    ?= src/arr_coc/assets/examples/shapes.png
 QUESTION ?= what does the purple text say?
 
-.PHONY: help ask look test test-gpu test-model lint format bench clean
+.PHONY: help ask look test test-gpu test-lmms test-model lint format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -19,10 +22,13 @@ look: $(VENV)/core.stamp  ## draw where a question makes the system look, and wh
 	$(BIN)/arr-coc look "$(IMAGE)" "$(QUESTION)" --out sheet.png
 
 test: lint  ## ruff, mypy --strict, pytest
-	$(BIN)/python -m pytest -q -n 2 -m "not gpu"
+	$(BIN)/python -m pytest -q -n 2 -m "not gpu and not lmms"
 
 test-gpu: $(VENV)/dev.stamp  ## what needs a CUDA device
 	$(BIN)/python -m pytest -q -m gpu
+
+test-lmms: $(LMMS)/stamp  ## lmms-eval, in an environment of its own, against our own evaluation
+	$(LMMS)/bin/python -m pytest -q -m lmms tests/lmms
 
 test-model: $(VENV)/core.stamp  ## measure the embedded model, 500 samples a kind (PHOTOS=dir, ARGS="--n 100")
 	$(BIN)/python recipes/embedded/check.py $(if $(PHOTOS),--photos "$(PHOTOS)") $(ARGS)
@@ -49,5 +55,12 @@ $(VENV)/dev.stamp: $(VENV)/core.stamp
 	$(PIP) -e ".[dev]"
 	@touch $@
 
+$(LMMS)/stamp: pyproject.toml constraints.txt
+	test -x $(LMMS)/bin/python || $(PYTHON) -m venv $(LMMS)
+	$(PIP:$(BIN)/%=$(LMMS)/bin/%) torch
+	$(PIP:$(BIN)/%=$(LMMS)/bin/%) -e . pytest $(LMMS_NEEDS)
+	$(PIP:$(BIN)/%=$(LMMS)/bin/%) --no-deps lmms-eval
+	@touch $@
+
 clean:  ## remove the environment and the caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LMMS) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -82,7 +82,7 @@ ORDER = [
     *("models.answering",),
     *("worlds.sampling", "worlds.drawing", "worlds.wording", "worlds.scenes", "worlds.camouflage", "worlds.void"),
     *("worlds.pages", "worlds.needles", "worlds.photos"),
-    *("metrics", "evaluating"),
+    *("metrics", "evaluating", "lmms"),
     *(
         "training.examples",
         "training.sources",
