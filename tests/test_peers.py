@@ -343,3 +343,12 @@ def test_half_and_half_puts_what_a_peer_made_beside_the_overview(name):
     for level, own in zip(beside.deepstack_features, alone.deepstack_features, strict=True):
         torch.testing.assert_close(level[0][16:], own[0], **TOLERANCE)
     assert model(**prepared).logits.isfinite().all()
+
+
+def test_cdpruner_goes_on_where_no_volume_is_left():
+    chance = torch.Generator().manual_seed(0)
+    few = torch.randn(12, 24, generator=chance)
+    tokens = few.repeat(20, 1) + 0.01 * torch.randn(240, 24, generator=chance)  # 24 dimensions, then only rounding
+    query = VisualQuery(tokens=tokens, grid=(1, 12, 20), words=few[:2])
+    [selection] = create_selector("cdpruner").select([query], 216)
+    assert len(set(selection.indices.tolist())) == 216

@@ -58,7 +58,9 @@ class CDPrunerSelector(PerPictureSelector):
             picked.append(best)
             known = basis[:place]
             row = kernel.index_select(0, best)[0] - known.index_select(1, best)[:, 0] @ known  # [N]
-            row = row * gain.index_select(0, best).clamp(min=LEAST).rsqrt()
+            own = gain.index_select(0, best)
+            # where no volume is left, what remains is rounding, which would be blown up step by step
+            row = torch.where(own > LEAST, row * own.clamp(min=LEAST).rsqrt(), 0.0)
             basis[place] = row
             gain = (gain - row.square()).index_fill_(0, best, -math.inf)
         return Selection(indices=torch.cat(picked).sort().values)
