@@ -18,11 +18,12 @@ from typing import Annotated, Any, NamedTuple
 import torch
 import torch.nn.functional as F
 import typer
-from attach import IDS, SHAPES, TIMED, TINY, build_model, compile_layers
+from attach import TIMED, TINY, compile_layers
 from timing import Clock, machine, write_json
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer, patches_from_picture, prepare
 from arr_coc.baselines import shrink_grid
+from arr_coc.evaluation.shapes import IDS, build_shape
 from arr_coc.gaze import DEFAULT_BUDGET, Gaze, plan_gaze
 from arr_coc.graphs import GraphCache, may_replay
 from arr_coc.models.family import open_family
@@ -162,14 +163,13 @@ def main(
     dtype = torch.bfloat16 if target.type == "cuda" else torch.float32
     clock = Clock(target)
     rows: list[dict] = json.loads(out.read_text())["rows"] if out is not None and out.exists() else []
-    known = TINY if tiny else {name: SHAPES[name] for name in TIMED}
     sizes = {1: (1024, 1024), 2: (1100, 1900)} if tiny else SIZES
     with torch.inference_mode():
-        for name, make in known.items():
+        for name in TINY if tiny else TIMED:
             if model_name not in name:
                 continue
             torch.manual_seed(0)
-            model = build_model(make, target, dtype)
+            model = build_shape(name, target, dtype)
             if compiled:
                 name += ", layers compiled"
                 compile_layers(model)

@@ -13,10 +13,11 @@ from typing import Annotated
 
 import torch
 import typer
-from attach import SHAPES, TINY, inputs_for
+from attach import TINY
 from timing import Clock, machine, write_json
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer
+from arr_coc.evaluation.shapes import build_shape, inputs_for_shape
 from arr_coc.training.answers import AnswersTask, Asking, BudgetPlan
 from arr_coc.training.estimators import ESTIMATORS
 from arr_coc.training.losses import total
@@ -27,7 +28,7 @@ ANSWER = 8  # tokens
 
 def batch_for(model: torch.nn.Module, size: int, grid: tuple[int, int]) -> Asking:
     """Pictures with questions, whose last tokens are the answers."""
-    rows = [inputs_for(model, grid) for _ in range(size)]
+    rows = [inputs_for_shape(model, grid) for _ in range(size)]
     inputs = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
     labels = inputs["input_ids"].clone()
     labels[:, :-ANSWER] = -100
@@ -68,11 +69,8 @@ def main(
     clock = Clock(target)
     torch.manual_seed(0)
     rows = []
-    for name, make in (TINY if tiny else {name: SHAPES[name] for name in NAMES}).items():
-        torch.set_default_dtype(dtype)
-        with target:
-            model = make().eval().requires_grad_(False)
-        torch.set_default_dtype(torch.float32)
+    for name in TINY if tiny else NAMES:
+        model = build_shape(name, target, dtype).requires_grad_(False)
         for estimator in ESTIMATORS:
             rows.append(measure(model, name, estimator, batch, (6, 8) if tiny else (32, 32), clock))
             gc.collect()

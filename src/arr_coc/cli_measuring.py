@@ -120,7 +120,9 @@ def bench(
     if as_json:
         typer.echo(json.dumps(found))
         return
-    typer.echo(f"{found['model']}, {found['tokens']} tokens, {found['machine']}, {found['dtype']}, {found['attention']}")
+    typer.echo(
+        f"{found['model']}, {found['tokens']} tokens, {found['machine']}, {found['dtype']}, {found['attention']}"
+    )
     stages = ("encode", "select", "prefill", "first_token")
     table = Table(
         "ms (median ± half IQR)", *(name.replace("_", " ") for name in stages), "of full", "decode", "cache kB"

@@ -23,8 +23,8 @@ from arr_coc.evaluation.summary import HOLDS, attribute, summarise
 from arr_coc.evaluation.tasks import MissingPicture, Task
 from arr_coc.saving import write_aside
 
-WORST = 4  # examples of a task
-SHOWN = 200  # pixels a side of a drawn example
+WORST = 2  # examples of a task
+SHOWN = 160  # pixels a side of a drawn example
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
@@ -33,8 +33,8 @@ h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 th, td { padding: .25rem .7rem; border-bottom: 1px solid var(--line); text-align: left; white-space: nowrap; }
 td:last-child { white-space: normal; } tbody tr:hover { background: var(--soft); }
 .charts { display: flex; flex-wrap: wrap; gap: 1rem; } .charts > figure { flex: 1 1 26rem; margin: 0; }
-.looks { display: flex; flex-wrap: wrap; gap: .6rem; } .looks figure { margin: 0; width: 200px; font-size: .8rem; }
-.looks img { width: 200px; height: auto; border-radius: 4px; } code { background: var(--soft); padding: 0 .2em; }
+.looks { display: flex; flex-wrap: wrap; gap: .6rem; } .looks figure { margin: 0; width: 160px; font-size: .8rem; }
+.looks img { width: 160px; height: auto; border-radius: 4px; } code { background: var(--soft); padding: 0 .2em; }
 """
 
 
