@@ -24,7 +24,7 @@ from arr_coc.evaluation.running import Opened, run_task
 from arr_coc.evaluation.tasks import MissingPicture, Task, open_task
 from arr_coc.models.loading import load_model, load_processor, quiet_loading
 
-TIMED = 32  # samples
+TIMED = 32  # samples, or as many as `limit`
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,8 @@ def evaluate(given: Evaluation) -> dict[str, Any]:
             row = bar.add_task(task.name, total=calls * len(task))
             run_task(opened, task, contenders, budgets, store, given.batch, lambda n, row=row: bar.advance(row, n))  # type: ignore[misc]
         if given.times:
-            _time(opened, tasks, contenders, budgets, store, bar)
+            count = min(TIMED, given.limit or TIMED)
+            _time(opened, tasks, contenders, budgets, store, bar, count)
     if not store.records:
         raise ValueError("there is nothing to report: no picture of any task could be read")
     names = [one.name for one in contenders]
@@ -91,6 +92,7 @@ def _time(
     budgets: Sequence[str],
     store: Store,
     bar: Progress,
+    count: int,
 ) -> None:
     """Times of every budget at which some are missing, on pictures of all tasks in turn."""
     todo = [
@@ -102,13 +104,13 @@ def _time(
         return
     numbered = zip_longest(*([(task, number) for number in range(len(task))] for task in tasks))
     asked = []
-    for task, number in islice((one for one in chain.from_iterable(numbered) if one is not None), 2 * TIMED):
+    for task, number in islice((one for one in chain.from_iterable(numbered) if one is not None), 2 * count):
         item = task[number]
         try:
             asked.append(opened.ask([item.question], [item.open()]))
         except MissingPicture:
             continue
-        if len(asked) == TIMED:
+        if len(asked) == count:
             break
     if not asked:
         return
