@@ -144,7 +144,11 @@ def _facts(summary: Mapping[str, Any]) -> list[str]:
     if summary["missing"]:
         gone = ", ".join(f"{task}: {count}" for task, count in summary["missing"].items())
         lines.append(f"Pictures that could not be read and are left out: {gone}.")
-    lines += [f"{name}: `{value}`" for name, value in about.items() if value not in (None, "", [])]
+    if about.get("command"):
+        lines.append(f"Command: `{about['command']}`")
+    known = [(name, value) for name, value in about.items() if value not in (None, "", []) and name != "command"]
+    if known:
+        lines.append("; ".join(f"{name.replace('_', ' ')} {value}" for name, value in known) + ".")
     return lines
 
 

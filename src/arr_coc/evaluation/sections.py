@@ -64,22 +64,25 @@ def _glance(summary: Mapping[str, Any], budgets: Sequence[str]) -> Section:
         cells = []
         for budget in budgets:
             value = rows.get(budget, rows.get(FULL, {})).get("accuracy")
-            cells.append(f"**{_number(value)}**" if value is not None and value == best[budget] else _number(value))
+            bold = value is not None and value == best[budget] and name not in (FULL, "oracle")
+            cells.append(f"**{_number(value)}**" if bold else _number(value))
         holds = summary["gives_in"].get(name)
         holds_at = "" if name == FULL else "none" if holds is None else f"{100 * holds:.0f} %"
         found: dict[str, list[str]] = {}
         for budget in budgets:
             for success in rows.get(budget, {}).get("successes", ()):
                 found.setdefault(success, []).append(write_budget(budget))
-        said = "; ".join(f"{success}: {', '.join(at)}" for success, at in found.items())
+        said = "; ".join(
+            f"{success}: {'all' if len(at) == len(budgets) else ', '.join(at)}" for success, at in found.items()
+        )
         shown = f"**{name}**" if name == OURS else name
         body.append([shown, *cells, holds_at, said])
     words = (
         "Mean accuracy over the tasks with answers, by the share (or number) of visual tokens that are read; the best "
         f"of each budget is bold, `oracle` is told where the answer lies and does not compete. *Holds to*: the "
         f"smallest share of tokens with at least {100 * HOLDS:.0f} % of the accuracy of all tokens, straight lines "
-        "between what was measured. The three successes: the same accuracy with fewer tokens (not certainly below all "
-        "tokens), faster at the same accuracy (and at least 5 % less time to the first token), better at the same "
+        "between what was measured. The three successes: *fewer tokens* at the same accuracy (not certainly below all "
+        "tokens), *faster* at the same accuracy (and at least 5 % less time to the first token), *better* at the same "
         f"tokens (certainly above `{OPPONENT}`)."
     )
     header = ["selector", *map(write_budget, budgets), "holds to", "successes"]
@@ -88,7 +91,7 @@ def _glance(summary: Mapping[str, Any], budgets: Sequence[str]) -> Section:
 
 def _best(by: Mapping[str, Mapping[str, Mapping[str, Any]]], budget: str) -> float | None:
     """The largest accuracy at a budget; what is told the answer's place does not compete."""
-    rivals = [rows.get(budget, {}).get("accuracy") for name, rows in by.items() if name != "oracle"]
+    rivals = [rows.get(budget, {}).get("accuracy") for name, rows in by.items() if name not in (FULL, "oracle")]
     return max((value for value in rivals if value is not None), default=None)
 
 

@@ -24,7 +24,7 @@ HOLDS = 0.95
 FASTER = 0.95
 OPPONENT = "downsample"
 LOOKING = ("precision", "coverage", "overlap", "pointing")
-SUCCESSES = ("same with fewer tokens", "faster at the same accuracy", "better at the same tokens")
+SUCCESSES = ("fewer tokens", "faster", "better")
 Scores = dict[str, dict[tuple[str, str], dict[str, float]]]
 
 
@@ -142,7 +142,11 @@ def _task(by: Mapping[tuple[str, str], Mapping[str, float]]) -> dict[str, Any]:
     best: dict[str, str] = {}
     for budget in dict.fromkeys(budget for _, budget in by if budget != FULL):
         # what is told the answer's place does not compete
-        rivals = {name: means[name][budget]["mean"][0] for name in means if budget in means[name] and name != "oracle"}
+        rivals = {
+            name: means[name][budget]["mean"][0]
+            for name in means
+            if budget in means[name] and name not in (FULL, "oracle")
+        }
         best[budget] = max(rivals, key=lambda name: rivals[name])
     return {"means": dict(means), "best": best}
 
