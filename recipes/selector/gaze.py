@@ -152,7 +152,7 @@ def compression(bench: Bench) -> None:
     for world in WORLDS:
         bench.row("coc", "ARR: prune to 256", world, bench.selector, 256)
         bench.gaze("coc", "downsampled gestalt of 256", [world], None, 256, gestalt=256)
-        for compress in ("pool", "merge", "conv"):
+        for compress in ("pool", "merge", "conv") if bench.selector.compressor is not None else ("pool", "merge"):
             bench.gaze("coc", f"COC: {compress} to 256", [world], None, 256, gestalt=256, compress=compress)
             bench.gaze(
                 "coc", f"ARR-COC: {compress} to 128, 128 saccades", [world], None, 256, gestalt=128, compress=compress
