@@ -12,9 +12,14 @@ from test_prepare import TOLERANCE
 from tiny_models import EOS, IMAGE, QWEN, SMALL, TWO_IMAGES, inputs_for, tiny_model
 
 from arr_coc import Selection, VisualQuery, create_selector, prepare, register_selector
-from arr_coc.baselines import covering
+from arr_coc.baselines import covering, linear
 from arr_coc.baselines.covering import cover
 from arr_coc.baselines.picking import PerPictureSelector, strongest
+from arr_coc.evaluation.contenders import open_contenders
+from arr_coc.evaluation.running import Opened, measure_looking, run_contender
+from arr_coc.evaluation.tasks import open_task
+from arr_coc.models.family import open_family
+from arr_coc.models.loading import load_model, load_processor
 from arr_coc.selecting import _REGISTRY, InvalidSelectorError
 
 PEERS = sorted(name for name, cls in _REGISTRY.items() if issubclass(cls, PerPictureSelector))
@@ -352,3 +357,17 @@ def test_cdpruner_goes_on_where_no_volume_is_left():
     query = VisualQuery(tokens=tokens, grid=(1, 12, 20), words=few[:2])
     [selection] = create_selector("cdpruner").select([query], 216)
     assert len(set(selection.indices.tolist())) == 216
+
+
+def test_linear_has_a_hundred_numbers_and_looks_better_than_chance():
+    model, processor = load_model("embedded", dtype=torch.float32), load_processor("embedded")
+    opened, task = Opened(model, processor), open_task("camouflage", 6, 256)
+    inputs = opened.ask([item.question for item in task], [item.open() for item in task])
+    found = {}
+    for name in ("linear", "random"):
+        [contender] = [one for one in open_contenders([name], model) if one.name == name]
+        seen = run_contender(opened, open_family(model), inputs, contender, "0.25", answer=False)
+        looked = [measure_looking(item, kept, None) for item, kept in zip(task, seen.kept, strict=True)]
+        found[name] = sum(one["coverage"] for one in looked) / len(looked)
+    assert len(linear._weights()) <= 100
+    assert found["linear"] > found["random"] + 0.3

@@ -14,7 +14,7 @@ from arr_coc.training.batches import Schedule, Source
 from arr_coc.training.features import INDEX, Batch, Features, features_key, weights_key, write_features
 from arr_coc.training.loop import LoopConfig, Say, check_run, open_accelerator, open_layer, train
 from arr_coc.training.proxy import ProxyTask
-from arr_coc.training.sources import GAZE, open_source
+from arr_coc.training.sources import GAZE, open_source, sizes_of
 
 
 def cache_directory() -> Path:
@@ -73,7 +73,7 @@ def train_proxy(
     for name in data:
         shown = open_source(name, samples, config.seed)
         gaze = name.startswith(GAZE)
-        parts = (samples, config.seed, query_layers, *([GAZE] if gaze else []))
+        parts = (samples, config.seed, query_layers, *([GAZE] if gaze else []), sizes_of(name))
         key = features_key(weights, processor, layer, name.removeprefix(GAZE), *parts)
         with accelerator.main_process_first():
             if not (folder / key / INDEX).exists():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from arr_coc.training.examples import (
@@ -20,7 +20,7 @@ from arr_coc.worlds.sampling import Split, check_kind
 # Few sizes make full batches; in pixels, whole tokens of 32.
 _SCENE_SIZES = ((384, 384), (512, 512), (512, 384), (384, 512), (448, 320), (320, 448), (512, 256), (256, 256))
 _PAGE_SIZES = ((768, 768), (768, 576), (576, 768), (512, 640))
-_NEEDLE_SIZES = ((1024, 1024), (1024, 768))
+_NEEDLE_SIZES = ((1024, 1024), (1024, 768), (512, 512), (768, 512))
 WORLD_SIZES = {"pages": _PAGE_SIZES, "needles": _NEEDLE_SIZES}
 # More tokens than are read in mode "saccade".
 GAZE_SIZES = ((1024, 1024), (1024, 768), (768, 1024), (1280, 960))
@@ -30,8 +30,18 @@ GAZE = "gaze:"
 
 def world_size(world: str, number: int) -> tuple[int, int]:
     """The size of a numbered sample, one of a few."""
-    sizes = WORLD_SIZES.get(world, _SCENE_SIZES)
+    sizes = sizes_of(world)
     return sizes[number % len(sizes)]
+
+
+def sizes_of(name: str) -> Sequence[tuple[int, int]]:
+    """The sizes in which a world is drawn for a source of this name; those of files are their own."""
+    world = name.removeprefix(GAZE).partition("/")[0]
+    if world not in list_worlds():
+        return ()
+    if name.startswith(GAZE):
+        return _GAZE_NEEDLE_SIZES if world == "needles" else GAZE_SIZES
+    return WORLD_SIZES.get(world, _SCENE_SIZES)
 
 
 def open_source(name: str, count: int, seed: int = 0, split: Split = "train") -> Iterator[Shown]:
@@ -54,15 +64,12 @@ def open_source(name: str, count: int, seed: int = 0, split: Split = "train") ->
 
     ```
     """
-    gaze, name = name.startswith(GAZE), name.removeprefix(GAZE)
+    sizes, name = sizes_of(name), name.removeprefix(GAZE)
     world, _, kind = name.partition("/")
     path = Path(name)
     if world in list_worlds() and not path.exists():
         if kind:
             check_kind(world, kind)
-        sizes = WORLD_SIZES.get(world, _SCENE_SIZES)
-        if gaze:
-            sizes = _GAZE_NEEDLE_SIZES if world == "needles" else GAZE_SIZES
         return world_examples([name], count, split, seed, sizes)
     if path.is_dir():
         return coco_examples(path, seed)
