@@ -210,3 +210,16 @@ def test_the_grid_is_taken_only_without_structure_and_without_match():
     assert set(everything.strategy) == {"all"}
     without_picture = allocator()(relevance, features, tension(batch=4), 64, None, match)
     assert set(without_picture.strategy) == {"relevance"}
+
+
+def test_a_word_is_kept_whole_where_one_of_its_letters_is_relevant():
+    relevance = torch.full((1, 1, 4, 8), 0.3)
+    relevance[0, 0, 1, 3] = 0.9
+    relevance[0, 0, 3, 6] = 0.6
+    text = torch.zeros(1, 1, 4, 8)
+    text[0, 0, 1, 2:6] = 0.4
+    features, exploit = torch.randn(1, 32, 16, generator=torch.Generator().manual_seed(0)), torch.zeros(1, 3)
+    make = TokenAllocator(ARRCOCConfig(hidden_size=16))
+    kept = [make.plan(relevance, features, exploit, 5, text=one).indices[0].tolist() for one in (text, None)]
+    assert kept[0] == [10, 11, 12, 13, 30]  # and then what is next by itself
+    assert not {10, 12, 13} <= set(kept[1])

@@ -29,6 +29,10 @@ MOST_EXPLORED = 0.5
 DUPLICATE = 0.8
 # Only so many leading candidates are compared with each other: beyond them, near-duplicates are not suppressed.
 MOST_CANDIDATES = 2048
+# Beside a relevant cell, so many cells with text to each side are worth this share of it, each of the one before.
+CARRIED_CELLS, CARRIED = 2, 0.95
+# Above this the `text` channel sees strokes.
+STROKES = 0.1
 
 
 def resolve_budget(budget: Budget, total: int) -> int | None:
@@ -101,6 +105,30 @@ class Plan(NamedTuple):
     report: Tensor
 
 
+def carry_along(relevance: Tensor, text: Tensor) -> Tensor:
+    """Worth `[B, t, h, w]` of cells, of which the relevant ones carry the text beside them in their row along.
+
+    Half a word is worth nothing: where something is relevant, strokes to its left and right are looked at before
+    anything that is less so.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc.attending import carry_along
+    >>> relevance, text = torch.tensor([[0.2, 0.0, 0.0, 1.0, 0.1], [0.0, 0.5, 0.5, 0.5, 0.0]]).view(2, 1, 1, 1, 5)
+    >>> carry_along(relevance, text).flatten()
+    tensor([0.2000, 0.9025, 0.9500, 1.0000, 0.1000])
+
+    ```
+    """
+    worth = relevance.flatten(0, 1)[:, None]  # [B * t, 1, h, w]
+    carried = CARRIED * (text.flatten(0, 1)[:, None] > STROKES)
+    for _ in range(CARRIED_CELLS):
+        worth = torch.maximum(worth, carried * F.max_pool2d(worth, (1, 3), stride=1, padding=(0, 1)))
+    return worth.view_as(relevance)
+
+
 class Allocation(NamedTuple):
     """Which tokens stay, right-padded over the batch.
 
@@ -164,6 +192,7 @@ class TokenAllocator(nn.Module):
         structure: Tensor | None = None,
         match: Tensor | None = None,
         visited: Tensor | None = None,
+        text: Tensor | None = None,
     ) -> Plan:
         """Choose cells without leaving the device.
 
@@ -177,6 +206,7 @@ class TokenAllocator(nn.Module):
             match (`Tensor` of shape `[B]`, *optional*): from [`~arr_coc.knowing.Participation`].
             visited (`Tensor` of shape `[B, N]`, *optional*): True where earlier frames were looked at; exploration
                 goes elsewhere first.
+            text (`Tensor` of shape `[B, t, h, w]`, *optional*): how likely there is text, see [`carry_along`].
         """
         batch, frames, rows, columns = relevance.shape
         flat = relevance.flatten(1)  # [B, N]
@@ -195,7 +225,10 @@ class TokenAllocator(nn.Module):
             places = torch.arange(total, device=flat.device)
             # bounded even if the inputs were NaN, of which the host hears only afterwards
             explored = torch.minimum((MOST_EXPLORED * explore * count).round().long().clamp_(min=0), count)
-            worth = self._suppress_duplicates(flat, features, variety, min(total, 2 * most, MOST_CANDIDATES))
+            along = relevance if text is None else carry_along(relevance, text)
+            worth = self._suppress_duplicates(
+                along.flatten(1), features, variety, min(total, 2 * most, MOST_CANDIDATES)
+            )
             exploited = _first(worth.argsort(dim=1, descending=True, stable=True), places, count - explored)
             near = F.max_pool2d(exploited.view(-1, 1, rows, columns).to(flat.dtype), 3, stride=1, padding=1)
             looked = near.view(batch, total) > 0
