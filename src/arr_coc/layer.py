@@ -232,8 +232,7 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
             if previous is not None and previous.fixations is not None:
                 visited = previous.fixations.flatten(1) > 0
             ends = extremes(tokens, words, balance.relevance, frames)
-            table = CHANNELS[self.config.channels]
-            text = by_frame[:, :, table["text"]] if "text" in table else None
+            text = by_frame[:, :, CHANNELS["full"]["text"]] if self.config.channels == "full" else None
         plan = self.allocator.plan(
             balance.relevance, features, balance.tensions, budget, structure, participation.match, visited, text
         )
