@@ -20,7 +20,7 @@ from arr_coc.mipmaps import Mipmaps
 from arr_coc.outputs import Decision
 from arr_coc.saliency import picture_structure
 from arr_coc.saving import PretrainedModule
-from arr_coc.seeing import blank_texture, picture_texture, put_semantic, semantic_channels
+from arr_coc.seeing import blank_texture, picture_texture, put_semantic, semantic_channels, text_channel
 from arr_coc.selecting import ARRCOCOutput, Selection, TokenSelector, VisualQuery, register_selector
 from arr_coc.texture import CHANNELS, SEMANTIC_CHANNELS, PreviousFrame, TextDetector
 
@@ -232,7 +232,7 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
             if previous is not None and previous.fixations is not None:
                 visited = previous.fixations.flatten(1) > 0
             ends = extremes(tokens, words, balance.relevance, frames)
-            text = by_frame[:, :, CHANNELS["full"]["text"]] if self.config.channels == "full" else None
+            text = text_channel(by_frame, self.config.channels, cells != grid)
         plan = self.allocator.plan(
             balance.relevance, features, balance.tensions, budget, structure, participation.match, visited, text
         )

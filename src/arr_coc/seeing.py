@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from arr_coc.config import ARRCOCConfig, Grid
+from arr_coc.config import ARRCOCConfig, ChannelSet, Grid
 from arr_coc.knowing import unit_rows
 from arr_coc.mipmaps import Mipmaps, resize
 from arr_coc.texture import CHANNELS, SEMANTIC_CHANNELS, PreviousFrame, TextDetector, describe, generate_texture_array
@@ -67,3 +67,14 @@ def picture_texture(
         cell_pixels=config.cell_pixels,
         check_values=False,
     ).float()
+
+
+def text_channel(texture: Tensor, channels: ChannelSet, windows: bool) -> Tensor | None:
+    """How likely there is text `[B, t, h, w]` in a texture `[B, t, C, h, w]`; None if it has no such channel.
+
+    In windows of several cells, strokes take little room: there it is relative to the most of a picture.
+    """
+    if "text" not in CHANNELS[channels]:
+        return None
+    text = texture[:, :, CHANNELS[channels]["text"]]
+    return text / text.amax(dim=(1, 2, 3), keepdim=True).clamp(min=1e-3) if windows else text
