@@ -34,9 +34,12 @@ def make_table(summary: dict[str, Any]) -> str:
 
     best = {budget: max(accuracy(name, budget) for name in by if name not in (FULL, "oracle")) for budget in budgets}
     lines = [
-        "| selector | " + " | ".join(write_budget(budget) for budget in budgets) + " | 95 % held to | select, ms |",
-        "|---" * (len(budgets) + 3) + "|",
+        "| selector | " + " | ".join(write_budget(budget) for budget in budgets) + " | 95 % held to |",
+        "|---" * (len(budgets) + 2) + "|",
     ]
+    timed = any(row["times"] for row in summary["rows"])
+    if timed:
+        lines = [f"{lines[0]} select, ms |", f"{lines[1]}---|"]
     for name in sorted(by, key=lambda name: -sum(accuracy(name, budget) for budget in budgets)):
         cells = []
         for budget in budgets:
@@ -47,7 +50,7 @@ def make_table(summary: dict[str, Any]) -> str:
         spent = by[name].get("0.25", {}).get("times", {}).get("select_ms")
         chosen = "" if spent is None or name == "fastv" else f"{spent:.1f}"
         shown = f"**{name}**" if name == OURS else name
-        lines.append(f"| {shown} | {' | '.join(cells)} | {held_to} | {chosen} |")
+        lines.append(f"| {' | '.join([shown, *cells, held_to, *([chosen] if timed else [])])} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,9 +1,12 @@
 """`arr-coc eval` and `arr-coc bench`: the same report whatever happens, honest sums, and mistakes in one line."""
 
+import gzip
+import importlib.util
 import itertools
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +26,7 @@ from arr_coc.evaluation.tasks import open_task
 from arr_coc.models.family import open_family
 from arr_coc.models.loading import load_model, load_processor
 
+ROOT = Path(__file__).parent.parent
 SELECTORS = "arr-coc,downsample,visionzip,fastv,oracle"
 ARGUMENTS = [
     *("eval", "--tasks", "scenes", "--tasks", "camouflage", "--selectors", SELECTORS, "--budgets", "0.25,16"),
@@ -319,3 +323,32 @@ def test_the_bench_times_a_shape_and_writes_what_it_printed(tmp_path):
     wrong = call("bench", "--model", "Qwen3-VL-3B")
     assert wrong.exit_code == 2
     assert len(wrong.stderr.strip().splitlines()) == 1
+
+
+# what is committed
+
+
+def test_the_committed_results_say_what_the_readme_says_of_them():
+    spec = importlib.util.spec_from_file_location("readme", ROOT / "benchmarks" / "readme.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    summary = json.loads(module.RESULTS.read_text())
+    assert f"{module.BEGIN}{module.make_table(summary)}{module.END}" in (ROOT / "README.md").read_text()
+    rows = {(row["selector"], row["budget"]): row for row in summary["rows"]}
+    for budget in ("0.25", "0.125", "0.06"):
+        others = {name for name, at in rows if at == budget} - {OURS, "oracle"}
+        assert len(others) >= 16
+        for name in others:
+            assert rows[name, budget][f"minus_{OURS}"][2] < 0, name  # certainly below
+    assert min(summary["items"].values()) >= 128
+
+
+def test_committed_summaries_are_those_of_their_records(tmp_path):
+    for folder in (ROOT / "benchmarks" / "results").glob("eval-*"):
+        lines = gzip.decompress((folder / "records.jsonl.gz").read_bytes()).decode().splitlines()
+        records = [Record(**json.loads(line)) for line in lines]
+        committed = json.loads((folder / "summary.json").read_text())
+        selectors = list(dict.fromkeys(row["selector"] for row in committed["rows"]))
+        times = (folder / "times.jsonl").read_text().splitlines() if (folder / "times.jsonl").exists() else []
+        found = summarise(records, [json.loads(line) for line in times], selectors, ["0.5", "0.25", "0.125", "0.06"])
+        assert json.loads(json.dumps(found["rows"])) == committed["rows"]

@@ -85,10 +85,10 @@ def main(
     figures: Annotated[Path, typer.Option(help="What recipes/selector/check.py wrote.")],
     verdict: Annotated[str, typer.Option(help="What the weights by kind say of the expected pattern.")] = "",
     minutes: Annotated[str, typer.Option(help="How long it took, on what.")] = "in minutes",
-    first: Annotated[Path | None, typer.Option(help="Directory of the run that it went on from.")] = None,
+    first: Annotated[list[Path] | None, typer.Option(help="Directories of the runs it went on from, in order.")] = None,
 ) -> None:
     found = json.loads(figures.read_text())
-    runs = [json.loads((one / "run.json").read_text()) for one in (first, selector) if one is not None]
+    runs = [json.loads((one / "run.json").read_text()) for one in (*(first or ()), selector)]
     size = sum((selector / name).stat().st_size for name in FILES)
     if size > MOST_BYTES:
         raise typer.BadParameter(f"{size:,} bytes: too large to ship")

@@ -195,8 +195,9 @@ def attribute(one: Record) -> str:
 
 def _percentile(spent: Mapping[tuple[str, str], Mapping[str, Any]], budget: str) -> float | None:
     """Share of the peers that select in less time than ours; blind rules are no peers."""
-    blind = {OURS, f"{OURS}@saccade", "untrained", FULL, "random", "grid", "centre", "oracle", "downsample", "fastv"}
-    peers: list[float] = [row["select_ms"] for (name, at), row in spent.items() if at == budget and name not in blind]
+    blind = ("random", "grid", "centre", "oracle", "downsample", "half-and-half")
+    others = {OURS, f"{OURS}@saccade", "untrained", FULL, "fastv", *blind}
+    peers: list[float] = [row["select_ms"] for (name, at), row in spent.items() if at == budget and name not in others]
     own = spent.get((OURS, budget), {}).get("select_ms")
     if own is None or not peers:
         return None
