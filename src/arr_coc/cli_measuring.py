@@ -131,4 +131,7 @@ def bench(
         cells = [f"{row[f'{name}_ms']:.2f} ± {row[f'{name}_ms_iqr'] / 2:.2f}" for name in stages]
         ratio = "" if row["of_full"] is None else f"{row['of_full']:.2f}"
         table.add_row(row["selector"], *cells, ratio, f"{row['decode_ms']:.2f}", f"{row['kv_bytes'] / 1e3:.0f}")
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 120  # a file has room for every column
+    console.print(table)
