@@ -18,6 +18,7 @@ import typer
 from timing import Clock, machine, summary, write_json
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer, create_selector, prepare
+from arr_coc.evaluation.clocks import cache_bytes
 from arr_coc.evaluation.shapes import build_shape, inputs_for_shape
 from arr_coc.models.family import open_family
 from arr_coc.models.preparing import Settings, prepare_with_outputs
@@ -41,11 +42,6 @@ def compile_layers(model: torch.nn.Module) -> None:
         layer.forward = torch.compile(MethodType(own, layer), dynamic=True)
 
 
-def cache_bytes(output: object) -> int:
-    layers = output.past_key_values.layers
-    return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
-
-
 def measure(model: torch.nn.Module, name: str, grid: tuple[int, int], clock: Clock, repeats: int) -> list[dict]:
     data = inputs_for_shape(model, grid)
     total = grid[0] * grid[1]
@@ -66,7 +62,7 @@ def measure(model: torch.nn.Module, name: str, grid: tuple[int, int], clock: Clo
     ready = {kept: select(kept) for kept in kinds}
     prefill = {kept: lambda kept=kept: first_token(ready[kept]) for kept in kinds}
     peaks = {kept: clock.peak(call) for kept, call in whole.items()}
-    caches = {kept: cache_bytes(call()) for kept, call in whole.items()}
+    caches = {kept: cache_bytes(call().past_key_values) for kept, call in whole.items()}
     firsts = clock.compare(whole, repeats, 0)  # warm by now
     prefills = clock.compare(prefill, 5 * repeats, 2)
     plain, full = firsts["plain"]["median_ms"], prefills["full"]["median_ms"]

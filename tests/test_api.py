@@ -58,8 +58,8 @@ ORDER = [
     *("saving", "batching", "checking", "graphs", "seeing", "layer", "_exports", "pictures", "sights"),
     *(
         "models.reading",
-        "models.replaying",
         "models.family",
+        "models.replaying",
         "models.qwen2_vl",
         "models.qwen2_5_vl",
         "models.qwen3_vl",

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from arr_coc import VisualQuery, create_selector, list_selectors
+from arr_coc import ARRCOCConfig, ARRCOCLayer, VisualQuery, create_selector, list_selectors
 from arr_coc.cli import app
+from arr_coc.evaluating import answer_samples
 from arr_coc.evaluation.charts import line_chart
 from arr_coc.evaluation.contenders import OURS, known_contenders, open_contenders, parse_budgets
 from arr_coc.evaluation.records import MISSING, RECORDS, Record, Store
@@ -24,7 +26,8 @@ from arr_coc.evaluation.sections import write_budget
 from arr_coc.evaluation.summary import SUCCESSES, attribute, summarise
 from arr_coc.evaluation.tasks import open_task
 from arr_coc.models.family import open_family
-from arr_coc.models.loading import load_model, load_processor
+from arr_coc.models.loading import load_model, load_processor, load_selector
+from arr_coc.worlds import make_sample, split_seed
 
 ROOT = Path(__file__).parent.parent
 SELECTORS = "arr-coc,downsample,visionzip,fastv,oracle"
@@ -72,10 +75,6 @@ def test_every_question_is_asked_of_every_selector_at_every_budget(finished):
 
 
 def test_answers_are_those_of_asking_one_by_one(finished):
-    from arr_coc.evaluating import answer_samples
-    from arr_coc.models.loading import load_selector
-    from arr_coc.worlds import make_sample, split_seed
-
     model, processor = load_model("embedded", dtype=torch.float32), load_processor("embedded")
     samples = [make_sample("scenes", split_seed("test", number), None, (256, 256)) for number in range(3)]
     rows = [row for row in read_lines(finished / RECORDS) if row["task"] == "scenes" and row["budget"] == "0.25"]
@@ -182,6 +181,7 @@ def test_nothing_readable_never_becomes_a_report(tmp_path):
         (("--selectors", "visionzip@saccade"), "visionzip cannot look by saccades"),
         (("--dtype", "int8"), "`--dtype` must be float32, bfloat16 or float16, got 'int8'"),
         (("--tasks", "scenes", "--tasks", "scenes"), "a task was named twice"),
+        (("--device", "gpu"), "`device` must be cpu or cuda, got 'gpu'"),
     ],
 )
 def test_a_mistake_is_one_line(arguments, said, tmp_path):
@@ -267,9 +267,6 @@ def test_a_wrong_answer_was_not_looked_at_or_misread():
 
 
 def test_the_scorer_that_misled_is_the_one_that_preferred_other_places():
-    from arr_coc import ARRCOCConfig
-    from arr_coc.layer import ARRCOCLayer
-
     layer = ARRCOCLayer(ARRCOCConfig(hidden_size=32))
     generator = torch.Generator().manual_seed(0)
     tokens, words = torch.randn(16, 32, generator=generator), torch.randn(3, 32, generator=generator)
@@ -284,8 +281,6 @@ def test_the_scorer_that_misled_is_the_one_that_preferred_other_places():
         output.relevance.zero_()
         output.relevance[..., 2:, 2:] = 0.9
     box = ((0.0, 0.0, 0.24, 0.24),)
-    from dataclasses import replace
-
     found = measure_looking(replace(item, boxes=box), ((1, 4, 4), torch.tensor([10, 15]).numpy()), output)
     assert found == {"precision": 0.0, "coverage": 0.0, "overlap": 0.0, "pointing": 0.0, "misled": "perspectival"}
 
@@ -320,9 +315,10 @@ def test_the_bench_times_a_shape_and_writes_what_it_printed(tmp_path):
     assert [row["selector"] for row in found["rows"]] == ["full", "arr-coc", "divprune", "downsample"]
     assert found["rows"][0]["of_full"] == 1.0
     assert "of full" in result.output
-    wrong = call("bench", "--model", "Qwen3-VL-3B")
-    assert wrong.exit_code == 2
-    assert len(wrong.stderr.strip().splitlines()) == 1
+    for mistake in (("--model", "Qwen3-VL-3B"), ("--budget", "0.25,64"), ("--device", "gpu"), ("--budget", "0")):
+        wrong = call("bench", *mistake)
+        assert wrong.exit_code == 2
+        assert len(wrong.stderr.strip().splitlines()) == 1
 
 
 # what is committed

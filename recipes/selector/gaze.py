@@ -18,7 +18,7 @@ import typer
 
 from arr_coc import ChatTokens, Gaze, create_selector, prepare
 from arr_coc.config import EMBEDDED
-from arr_coc.evaluating import answer_samples, conversation, exact_match
+from arr_coc.evaluating import answer_samples, exact_match, make_inputs
 from arr_coc.models.loading import load_model, load_processor, load_selector
 from arr_coc.models.messages import stand_in
 from arr_coc.saving import write_aside
@@ -86,10 +86,7 @@ class Bench:
         with torch.inference_mode():
             for sample in [samples[0], samples[0], *samples]:  # the first two warm up
                 shown = stand_in(sample.picture) if options else sample.picture
-                inputs = self.processor.apply_chat_template(
-                    [conversation(shown, sample.question)], add_generation_prompt=True, tokenize=True,
-                    return_dict=True, processor_kwargs={"return_tensors": "pt"},
-                ).to(self.device)  # fmt: skip
+                inputs = make_inputs(self.model, self.processor, [shown], [sample.question])
                 picture = torch.from_numpy(np.array(sample.picture)).permute(2, 0, 1).contiguous().to(self.device)
                 images = {"images": [picture]} if options else {}
                 self.synchronise()

@@ -76,7 +76,7 @@ def fit(features: torch.Tensor, inside: torch.Tensor, weights: torch.Tensor, dec
         loss.backward()
         return loss
 
-    print("loss", float(optimizer.step(closure)))
+    print("loss", float(optimizer.step(closure).detach()))
     found = weight.detach()
     plain = found[:-1] / spread
     return torch.cat([plain, (found[-1] - plain @ mean)[None]])

@@ -52,14 +52,8 @@ def answer_samples(
     chat = ChatTokens.from_tokenizer(processor.tokenizer)
     shown = stand_in if mode == "saccade" else lambda picture: picture
     while batch := list(islice(stream, batch_size)):
-        inputs = processor.apply_chat_template(
-            [conversation(shown(sample.picture), sample.question) for sample in batch],
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=True,
-            processor_kwargs={"padding": True, "return_tensors": "pt"},
-        ).to(model.device)
-        inputs["pixel_values"] = inputs["pixel_values"].to(model.dtype)
+        questions = [sample.question for sample in batch]
+        inputs = make_inputs(model, processor, [shown(sample.picture) for sample in batch], questions)
         if isinstance(selector, OracleSelector):
             selector.boxes = [sample.boxes for sample in batch]
         options = {"max_new_tokens": max_new_tokens, "do_sample": False}
@@ -78,6 +72,21 @@ def answer_samples(
         new = out[:, inputs["input_ids"].shape[1] :]
         answers += [text.strip() for text in processor.batch_decode(new, skip_special_tokens=True)]
     return answers
+
+
+def make_inputs(
+    model: Any, processor: Any, pictures: Sequence[Image.Image], questions: Sequence[str]
+) -> dict[str, Any]:
+    """A batch of questions, each about its picture, as the model takes it, on its device."""
+    inputs = processor.apply_chat_template(
+        [conversation(picture, question) for picture, question in zip(pictures, questions, strict=True)],
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=True,
+        processor_kwargs={"padding": True, "return_tensors": "pt"},
+    ).to(model.device)
+    inputs["pixel_values"] = inputs["pixel_values"].to(model.dtype)
+    return dict(inputs)
 
 
 def conversation(picture: Image.Image, question: str) -> list[dict[str, Any]]:

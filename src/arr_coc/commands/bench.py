@@ -14,10 +14,13 @@ from PIL import Image
 from arr_coc.config import EMBEDDED
 from arr_coc.evaluation.clocks import describe_machine, time_contenders
 from arr_coc.evaluation.contenders import open_contenders, parse_budgets
-from arr_coc.evaluation.running import Opened
+from arr_coc.evaluation.running import Opened, check_device, open_model
 from arr_coc.evaluation.shapes import SHAPES, build_shape, inputs_for_shape
-from arr_coc.models.loading import load_model, load_processor, quiet_loading
+from arr_coc.models.loading import quiet_loading
 from arr_coc.saving import write_aside
+
+# Pixels a side of the largest cell: pictures of noise have whole ones.
+CELL = 32
 
 
 def bench(
@@ -32,18 +35,13 @@ def bench(
 ) -> dict[str, Any]:
     """Time selectors on pictures of noise; what is chosen does not matter, how many tokens are does."""
     quiet_loading()
-    [budget] = parse_budgets(budget)
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("there is no CUDA device; use cpu")
-    kind: torch.dtype = getattr(torch, dtype)
+    if len(parse_budgets(budget)) > 1:
+        raise ValueError(f"`--budget` must be one number or share, got {budget!r}; `arr-coc eval` takes several")
     name = model or EMBEDDED
     if name in SHAPES:
-        opened = Opened(build_shape(name, torch.device(device), kind), None)
+        opened = Opened(build_shape(name, check_device(device), getattr(torch, dtype)), None)
     else:
-        processor = load_processor(name)
-        limits = processor.image_processor.size
-        limits["longest_edge"] = max(limits["longest_edge"], 2 * size**2)
-        opened = Opened(load_model(name, dtype=kind).to(device).eval(), processor)
+        opened = open_model(name, device, dtype, size + CELL)
     vision = opened.model.config.vision_config
     side = -(-size // (vision.patch_size * vision.spatial_merge_size))
     wanted = [one for one in open_contenders(selectors, opened.model) if one.name != "oracle"]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -20,9 +18,10 @@ from arr_coc.evaluation.clocks import describe_machine, time_contenders
 from arr_coc.evaluation.contenders import Contender, open_contenders, parse_budgets
 from arr_coc.evaluation.records import Store
 from arr_coc.evaluation.report import write_report
-from arr_coc.evaluation.running import Opened, run_task
+from arr_coc.evaluation.running import Opened, open_model, run_task
 from arr_coc.evaluation.tasks import MissingPicture, Task, open_task
-from arr_coc.models.loading import load_model, load_processor, quiet_loading
+from arr_coc.models.loading import quiet_loading
+from arr_coc.training.loop import find_revision
 
 TIMED = 32  # samples, or as many as `limit`
 
@@ -53,20 +52,15 @@ def evaluate(given: Evaluation) -> dict[str, Any]:
     tasks = [open_task(spec, given.limit, given.size) for spec in given.tasks]
     if len({task.name for task in tasks}) < len(tasks):
         raise ValueError("a task was named twice; name each once")
-    if given.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("there is no CUDA device; use cpu")
     base = given.model or EMBEDDED
-    model: Any = load_model(base, dtype=getattr(torch, given.dtype)).to(given.device).eval()
-    processor = load_processor(base)
-    limits = processor.image_processor.size  # worlds are read as they are drawn
-    limits["longest_edge"] = max(limits["longest_edge"], given.size**2)
-    contenders = open_contenders(given.selectors, model)
-    opened = Opened(model, processor, given.instruction, given.max_new_tokens)
+    opened = open_model(base, given.device, given.dtype, given.size)
+    opened = replace(opened, instruction=given.instruction, max_new_tokens=given.max_new_tokens)
+    contenders = open_contenders(given.selectors, opened.model)
     settings = {
         "model": base, "size": given.size, "batch": given.batch, "dtype": given.dtype,
         "instruction": given.instruction, "max_new_tokens": given.max_new_tokens, "device": given.device,
     }  # fmt: skip
-    about = {"command": _command(), "revision": _revision(), **describe_machine(model)}
+    about = {"command": _command(), "revision": find_revision(), **describe_machine(opened.model)}
     store = Store(given.out, settings, about)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True, highlight=False)) as bar:
@@ -125,15 +119,3 @@ def _time(
 
 def _command() -> str:
     return shlex.join(["arr-coc", *sys.argv[1:]])
-
-
-def _revision() -> str | None:
-    """The git revision of the source, where it lies in a repository."""
-    try:
-        found = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return found.stdout.strip()

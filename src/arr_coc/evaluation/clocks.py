@@ -101,7 +101,7 @@ def _once(opened: Opened, inputs: dict[str, Any], contender: Contender, budget: 
         spent = watch.milliseconds
     row = {f"{name}_ms": spent.get(name, 0.0) for name in STAGES}
     row["first_token_ms"] = sum(row.values())
-    row["kv_bytes"] = _cache_bytes(output.past_key_values)
+    row["kv_bytes"] = cache_bytes(output.past_key_values)
     return row
 
 
@@ -135,5 +135,6 @@ def _peak(opened: Opened, inputs: dict[str, Any], contender: Contender, budget: 
     return round((torch.cuda.max_memory_allocated() - before) / 1e6, 1)
 
 
-def _cache_bytes(cache: Any) -> int:
+def cache_bytes(cache: Any) -> int:
+    """What keys and values of all layers take."""
     return sum(part.nbytes for layer in cache.layers for part in (layer.keys, layer.values) if part is not None)

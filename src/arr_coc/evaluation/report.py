@@ -17,7 +17,7 @@ from PIL import Image
 from arr_coc.evaluation.charts import line_chart
 from arr_coc.evaluation.contenders import FULL, OURS
 from arr_coc.evaluation.records import Record, Store
-from arr_coc.evaluation.running import read_bits
+from arr_coc.evaluation.running import DRAWN, read_bits
 from arr_coc.evaluation.sections import Section, make_sections, write_budget
 from arr_coc.evaluation.summary import HOLDS, attribute, summarise
 from arr_coc.evaluation.tasks import MissingPicture, Task
@@ -94,7 +94,8 @@ def find_worst(records: Sequence[Record], tasks: Sequence[Task], budgets: Sequen
         by.setdefault((one.task, one.budget, one.item), {})[one.selector] = one
     found = []
     for task in tasks:
-        items = {task[number].id: number for number in range(len(task))}
+        # only of these the kept cells were written down
+        items = {task[number].id: number for number in range(min(len(task), DRAWN))}
         wrong = []
         for rank, budget in enumerate(budgets):
             for (name, at, item), rows in by.items():

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from arr_coc.baselines import OracleSelector
 from arr_coc.config import Grid
-from arr_coc.evaluating import conversation
+from arr_coc.evaluating import make_inputs
 from arr_coc.evaluation.contenders import Contender, read_budget
 from arr_coc.evaluation.records import Record, Store
 from arr_coc.evaluation.scoring import METRICS
@@ -23,6 +23,7 @@ from arr_coc.metrics import cells_inside, coverage, overlap, pointing, precision
 from arr_coc.models.asking import ChatTokens, Ints
 from arr_coc.models.attaching import attach
 from arr_coc.models.family import Encoded, Family, Inputs, open_family
+from arr_coc.models.loading import load_model, load_processor
 from arr_coc.models.preparing import prepare_with_outputs
 from arr_coc.models.settings import Settings
 from arr_coc.outputs import ARRCOCOutput
@@ -62,15 +63,25 @@ class Opened:
     def ask(self, questions: Sequence[str], pictures: Sequence[Any]) -> dict[str, Any]:
         """Inputs of a batch of questions, on the model's device."""
         asked = [f"{question} {self.instruction}".strip() for question in questions]
-        inputs = self.processor.apply_chat_template(
-            [conversation(picture, question) for picture, question in zip(pictures, asked, strict=True)],
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=True,
-            processor_kwargs={"padding": True, "return_tensors": "pt"},
-        ).to(self.model.device)
-        inputs["pixel_values"] = inputs["pixel_values"].to(self.model.dtype)
-        return dict(inputs)
+        return make_inputs(self.model, self.processor, pictures, asked)
+
+
+def check_device(device: str) -> torch.device:
+    """The device of a name, if there is one."""
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"`device` must be cpu or cuda, got {device!r}; CUDA_VISIBLE_DEVICES chooses among several")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("there is no CUDA device; use cpu")
+    return torch.device(device)
+
+
+def open_model(name: str, device: str, dtype: str, size: int) -> Opened:
+    """A model by its directory, its Hub id or `"embedded"`; pictures of `size` pixels a side are not made smaller."""
+    place = check_device(device)
+    processor = load_processor(name)
+    limits = processor.image_processor.size
+    limits["longest_edge"] = max(limits["longest_edge"], size**2)
+    return Opened(load_model(name, dtype=getattr(torch, dtype)).to(place).eval(), processor)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,8 +9,6 @@ from typing import Any
 from arr_coc.evaluation.contenders import FULL, OURS
 from arr_coc.evaluation.summary import HOLDS, OPPONENT
 
-Cell = str
-
 
 @dataclass(frozen=True)
 class Section:
@@ -24,7 +22,7 @@ class Section:
     title: str
     words: str = ""
     header: list[str] = field(default_factory=list)
-    rows: list[list[Cell]] = field(default_factory=list)
+    rows: list[list[str]] = field(default_factory=list)
 
 
 def make_sections(summary: Mapping[str, Any], budgets: Sequence[str]) -> list[Section]:

@@ -38,7 +38,10 @@ def summarise(
     scores = _scores(records, "score", selectors, budgets)
     spent = {(row["selector"], row["budget"]): row for row in times}
     calls = [(name, budget) for name in selectors for budget in ([FULL] if name == FULL else budgets)]
-    made = (_row(name, budget, scores, spent, records) for name, budget in calls)
+    by: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    for one in records:
+        by[one.selector, one.budget].append(one)
+    made = (_row(name, budget, scores, spent, by[name, budget]) for name, budget in calls)
     rows = [row for row in made if row is not None]
     if not rows:
         raise ValueError("there is nothing to report: no record was made")
@@ -78,10 +81,9 @@ def _row(
     budget: str,
     scores: Scores,
     spent: Mapping[tuple[str, str], Mapping[str, Any]],
-    records: Sequence[Record],
+    own: Sequence[Record],
 ) -> dict[str, Any] | None:
     """One selector at one budget over all tasks with answers."""
-    own = [one for one in records if (one.selector, one.budget) == (name, budget)]
     if not own:
         return None
     row: dict[str, Any] = {

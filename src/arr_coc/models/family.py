@@ -245,6 +245,11 @@ def open_family(model: nn.Module) -> Family:
     raise _unsupported(type(model).__name__)
 
 
+def read_levels(output: Any) -> tuple[Tensor, ...]:
+    """Merged tokens `[N, D]` that an encoder gave out, then its further levels."""
+    return flat(output.pooler_output), *map(flat, getattr(output, "deepstack_features", None) or ())
+
+
 def flat(values: Any) -> Tensor:
     """Features of all pictures in one tensor `[N, D]`, however a family delivers them."""
     return torch.cat(list(values)) if isinstance(values, tuple | list) else values

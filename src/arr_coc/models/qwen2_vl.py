@@ -13,7 +13,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb_vision
 
 from arr_coc.config import Grid
-from arr_coc.models.family import Encoded, Family, Inputs, flat, register_family
+from arr_coc.models.family import Encoded, Family, Inputs, read_levels, register_family
 from arr_coc.models.reading import LayerInput
 from arr_coc.models.replaying import call_encoder
 from arr_coc.patches import CLIP_MEAN, CLIP_STD, patches_from_picture, picture_from_patches
@@ -44,8 +44,8 @@ class Qwen2VL(Family):
     def run_encoder(self, inputs: Inputs, kind: str) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Encode all pictures of a kind once."""
         output = getattr(self.inner, f"get_{kind}_features")(inputs[self.pixel_names[kind]], inputs[f"{kind}_grid_thw"])
-        deepstack = tuple(flat(level) for level in getattr(output, "deepstack_features", None) or ())
-        return flat(output.pooler_output), deepstack
+        features, *deepstack = read_levels(output)
+        return features, tuple(deepstack)
 
     def encode_cells(
         self, patches: Tensor, cells: Sequence[Tensor], grids: Sequence[Grid], replay: bool = False

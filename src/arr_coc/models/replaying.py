@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from arr_coc.graphs import GraphCache, may_replay
+from arr_coc.models.family import read_levels
 
 # Patches above which encoding takes longer than launching.
 MOST_PATCHES = 8192
@@ -30,14 +31,14 @@ def call_encoder(visual: Any, patches: Tensor, told: Mapping[str, Tensor], repla
             aside where it would hide something: gradients, hooks, compiled modules, attention that reads lengths.
     """
     if not (replay and len(patches) <= MOST_PATCHES and may_replay(patches) and _is_plain(visual)):
-        return _levels(visual(patches, return_dict=True, **told))
+        return read_levels(visual(patches, return_dict=True, **told))
     names = [name for name, value in told.items() if value.device == patches.device]
     host = tuple((name, tuple(value.tolist())) for name, value in told.items() if name not in names)
 
     def encode(*given: Any) -> tuple[Tensor, ...]:
         rows, *others = given[: len(names) + 1]
         lengths = {name: torch.tensor(values, dtype=torch.int32) for name, values in host}
-        return _levels(visual(rows, return_dict=True, **dict(zip(names, others, strict=True)), **lengths))
+        return read_levels(visual(rows, return_dict=True, **dict(zip(names, others, strict=True)), **lengths))
 
     with _lock:
         graphs = _caches.setdefault(visual, GraphCache())
@@ -45,7 +46,7 @@ def call_encoder(visual: Any, patches: Tensor, told: Mapping[str, Tensor], repla
     weights = tuple(value.data_ptr() for value in (*visual.parameters(), *visual.buffers()))
     attention = str(visual.config._attn_implementation)
     found: tuple[Tensor, ...] = graphs(
-        encode, (patches, *(told[name] for name in names)), (tuple(names), host, attention, hash(weights))
+        encode, (patches, *(told[name] for name in names)), (tuple(names), host, attention, weights)
     )
     return found
 
@@ -62,8 +63,3 @@ def _is_plain(visual: Any) -> bool:
         or hasattr(module, "_orig_mod")
         for module in visual.modules()
     )
-
-
-def _levels(output: Any) -> tuple[Tensor, ...]:
-    levels = (output.pooler_output, *(getattr(output, "deepstack_features", None) or ()))
-    return tuple(torch.cat(list(level)) if isinstance(level, tuple | list) else level for level in levels)

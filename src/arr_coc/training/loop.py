@@ -228,11 +228,11 @@ def environment() -> dict[str, Any]:
         "arr_coc": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "revision": _revision(),
+        "revision": find_revision(),
     }
 
 
-def _revision() -> str | None:
+def find_revision() -> str | None:
     """The git revision of the package's source, where it lies in a repository."""
     try:
         found = subprocess.run(
