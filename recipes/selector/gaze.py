@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,7 +32,8 @@ WORLDS = {
     "scenes 1024": ("scenes", 1024),
     "pages 1024": ("pages", 1024),
 }
-TIMED, TIMED_SAMPLES = ("coc",), 15  # tables with milliseconds
+ALL = {**WORLDS, "camouflage 1024": ("camouflage", 1024), "void 1024": ("void", 1024)}
+TIMED_SAMPLES = 15
 SACCADES = (0, 68, 136, 273, 546, 1024)
 Rows = dict[str, dict[str, Any]]
 
@@ -40,7 +41,7 @@ Rows = dict[str, dict[str, Any]]
 class Bench:
     """Answers samples in one way after the other, and keeps what was measured."""
 
-    def __init__(self, base: str, selector: str, n: int, device: str, out: Path | None) -> None:
+    def __init__(self, base: str, selector: str, n: int, device: str, out: Path | None, only: list[str]) -> None:
         self.model = load_model(base, dtype=torch.float32).to(device).eval()
         self.processor = load_processor(base)
         # all tokens of the largest pictures are read too
@@ -51,31 +52,32 @@ class Bench:
         if out is not None and out.exists():
             self.found = json.loads(out.read_text())
         self.samples: dict[str, list[Sample]] = {}
+        self.timing, self.only = False, only
 
     def draw(self, name: str) -> list[Sample]:
         """Test samples of a world at a size."""
         if name not in self.samples:
-            world, side = WORLDS[name]
+            world, side = ALL[name]
             seeds = (split_seed("test", FIRST + index) for index in range(self.n))
             self.samples[name] = [make_sample(world, seed, None, (side, side)) for seed in seeds]
         return self.samples[name]
 
     def row(self, table: str, row: str, world: str, selector: Any, budget: Any = BUDGET, **options: Any) -> None:
-        """One cell of a table, unless it is there."""
+        """What is measured of one cell of a table, unless it is there: right answers, or in another pass the time."""
         rows: Rows = self.found["tables"].setdefault(table, {})
-        cells = rows.setdefault(row, {})
-        if world in cells:
+        cell = rows.setdefault(row, {}).setdefault(world, {})
+        what = "first_token_ms" if self.timing else "right"
+        if what in cell:
             return
-        samples = self.draw(world)
-        begin = time.perf_counter()
-        # all tokens of the largest pictures take gigabytes of attention
-        batch = 2 if selector is None or options.get("mode") != "saccade" else 8
-        answers = answer_samples(self.model, self.processor, samples, selector, budget, batch, **options)
-        cells[world] = {"right": round(exact_match(samples, answers), 4)}
-        if table in TIMED:
-            cells[world]["first_token_ms"] = self.first_token(samples[:TIMED_SAMPLES], selector, budget, **options)
-        taken = 1e3 * (time.perf_counter() - begin) / len(samples)
-        print(table, row, world, cells[world], f"{taken:.0f} ms a sample", flush=True)
+        if self.timing:
+            cell[what] = self.first_token(self.draw(world)[:TIMED_SAMPLES], selector, budget, **options)
+        else:
+            samples = self.draw(world)
+            # all tokens of the largest pictures take gigabytes of attention
+            batch = 2 if selector is None or options.get("mode") != "saccade" else 8
+            answers = answer_samples(self.model, self.processor, samples, selector, budget, batch, **options)
+            cell[what] = round(exact_match(samples, answers), 4)
+        print(table, row, world, cell, flush=True)
         if self.out is not None:
             write_aside(self.out, json.dumps(self.found, indent=1) + "\n")
 
@@ -100,6 +102,10 @@ class Bench:
                 times.append(1e3 * (time.perf_counter() - begin))
         return round(statistics.median(times[2:]), 2)
 
+    def among(self, worlds: Iterable[str]) -> list[str]:
+        """Those worlds of a table that are measured now."""
+        return [world for world in worlds if not self.only or world in self.only]
+
     def synchronise(self) -> None:
         if self.device == "cuda":
             torch.cuda.synchronize()
@@ -115,7 +121,7 @@ class Bench:
 
 def rivals(bench: Bench) -> None:
     """Equal tokens, by all ways to spend them."""
-    for world in WORLDS:
+    for world in bench.among(WORLDS):
         bench.row("rivals", "all tokens", world, None, None)
         bench.row("rivals", "downsample", world, create_selector("downsample"))
         bench.row("rivals", "half-and-half", world, create_selector("half-and-half", selector=bench.selector))
@@ -129,12 +135,13 @@ def rivals(bench: Bench) -> None:
 def returns(bench: Bench) -> None:
     """How much each further saccade is worth."""
     for count in SACCADES:
-        bench.gaze("saccades", str(count), ["needles 2048", "pages 1024"], None, 256 + count, gestalt=256)
+        worlds = bench.among(("needles 2048", "pages 1024"))
+        bench.gaze("saccades", str(count), worlds, None, 256 + count, gestalt=256)
 
 
 def parts(bench: Bench) -> None:
     """Overlap, order, and context around a cell."""
-    worlds = list(WORLDS)
+    worlds = bench.among(WORLDS)
     bench.gaze("gaze", "default", worlds)
     bench.gaze("gaze", "keep covered tokens", worlds, overlap="keep")
     bench.gaze("gaze", "drop covered tokens", worlds, overlap="drop")
@@ -146,7 +153,7 @@ def parts(bench: Bench) -> None:
 
 def compression(bench: Bench) -> None:
     """ARR, COC and both, at equal tokens."""
-    for world in WORLDS:
+    for world in bench.among(ALL):
         bench.row("coc", "ARR: prune to 256", world, bench.selector, 256)
         bench.gaze("coc", "downsampled gestalt of 256", [world], None, 256, gestalt=256)
         for compress in ("pool", "merge", "conv") if bench.selector.compressor is not None else ("pool", "merge"):
@@ -170,12 +177,21 @@ def main(
     base: Annotated[str, typer.Option(help="Directory of the model.")] = EMBEDDED,
     n: Annotated[int, typer.Option(help="Samples of a world.")] = 100,
     tables: Annotated[str, typer.Option(help="Which tables, with commas.")] = ",".join(TABLES),
+    worlds: Annotated[str, typer.Option(help="Only these worlds of them, with commas.")] = "",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    times: Annotated[bool, typer.Option(help="Measure times of the table coc, on an idle machine.")] = True,
     out: Annotated[Path | None, typer.Option(help="Where the JSON goes; cells already there are kept.")] = None,
 ) -> None:
-    bench = Bench(base, selector, n, device, out)
-    for name in tables.split(","):
+    only = [world.strip() for world in worlds.split(",") if world.strip()]
+    if set(only) - set(ALL):
+        raise typer.BadParameter(f"worlds are {', '.join(ALL)}")
+    bench = Bench(base, selector, n, device, out, only)
+    wanted = tables.split(",")
+    for name in wanted:
         TABLES[name](bench)
+    if times and "coc" in wanted:
+        bench.timing = True
+        compression(bench)
 
 
 if __name__ == "__main__":
