@@ -13,7 +13,7 @@ PUBLIC = {
     "ARRCOCConfig": "(*, hidden_size, channels, rank, budget, min_tokens, max_tokens, gestalt_tokens, "
     "cell_pixels, max_image_pixels, text_detector, base_model_name_or_path, compressor_levels, seed, arr_coc_version)",
     "ARRCOCLayer": "(config, text_detector)",
-    "ARRCOCOutput": "(tokens, positions, mask, budgets, num_kept, expected_tokens, relevance, scores, weights, "
+    "ARRCOCOutput": "(tokens, indices, mask, budgets, num_kept, expected_tokens, relevance, scores, weights, "
     "tensions, strategy, reason, texture, word_pull)",
     "ARRCOCQwen": "(model, processor, selector, *, mode, budget, query_layers, on_error, gaze)",
     "Answer": "(text, outputs, kept, tokens, strategy, reason, timings_ms)",

@@ -124,6 +124,7 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         budget: Budget | None = None,
         previous: PreviousFrame | None = None,
         details: bool = False,
+        gather: bool = True,
     ) -> ARRCOCOutput:
         """Choose tokens of a batch of pictures (or clips) that share one grid.
 
@@ -138,6 +139,7 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
             budget (`int`, `float` or `"auto"`, *optional*): wins over the config's.
             previous (`PreviousFrame`, *optional*): see [`~ARRCOCLayer.remember`]; for single frames.
             details (`bool`, *optional*, defaults to `False`): keep the texture and the pull of each word.
+            gather (`bool`, *optional*, defaults to `True`): give the kept tokens, not only where they are.
         """
         grid = check_grid(grid)
         cells = grid if cells is None else check_grid(cells, "cells")
@@ -156,17 +158,13 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         plan = Plan(decision.indices, decision.mask, decision.budgets, decision.expected, decision.report)
         allocation = finish_plan(plan, report, cell_count(cells))
 
-        index = allocation.indices
-        positions = torch.stack(
-            [index // (cells[1] * cells[2]), index // cells[2] % cells[1], index % cells[2]], dim=-1
-        )  # [B, K, 3]
         kept = None
-        if cells == grid:
-            kept = tokens.gather(1, index[:, :, None].expand(-1, -1, tokens.shape[-1]))
+        if cells == grid and gather:
+            kept = tokens.gather(1, allocation.indices[:, :, None].expand(-1, -1, tokens.shape[-1]))
             kept = kept * (_gate(allocation.budgets) * allocation.mask)[:, :, None].to(kept.dtype)
         return ARRCOCOutput(
             tokens=kept,
-            positions=positions,
+            indices=allocation.indices,
             mask=allocation.mask,
             budgets=allocation.budgets,
             num_kept=allocation.num_kept,
@@ -291,7 +289,7 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         """Choose tokens of pictures of any sizes; those of one size go through the layer together."""
         selections: dict[int, Selection] = {}
         for places, inputs in group_queries(queries):
-            output = self(**inputs, budget=budget)
+            output = self(**inputs, budget=budget, gather=False)
             for row, place in enumerate(places):
                 one = output.picture(row)
                 gate = _gate(one.budgets[0]) if one.budgets.requires_grad else None

@@ -15,8 +15,9 @@ class ARRCOCOutput:
     """What an [`ARRCOCLayer`] saw and chose, for a batch of pictures of one grid, right-padded.
 
     Args:
-        tokens (`Tensor` of shape `[B, Kmax, D]`, *optional*): kept tokens; `None` where the cells are not the tokens.
-        positions (`Tensor` of shape `[B, Kmax, 3]`): frame, row and column of each kept cell.
+        tokens (`Tensor` of shape `[B, Kmax, D]`, *optional*): kept tokens; `None` where the cells are not the tokens,
+            or they were not asked for.
+        indices (`Tensor` of shape `[B, Kmax]`): flat indices of the kept cells, ascending; 0 where padded.
         mask (`Tensor` of shape `[B, Kmax]`): False where padded.
         budgets (`Tensor` of shape `[B, Kmax]`): relevance of each kept cell.
         num_kept (`Tensor` of shape `[B]`): how many cells were kept, on the host.
@@ -32,7 +33,7 @@ class ARRCOCOutput:
     """
 
     tokens: Tensor | None
-    positions: Tensor
+    indices: Tensor
     mask: Tensor
     budgets: Tensor
     num_kept: Tensor
@@ -47,11 +48,11 @@ class ARRCOCOutput:
     word_pull: Tensor | None = None
 
     @property
-    def indices(self) -> Tensor:
-        """Flat indices `[B, Kmax]` of the kept cells, ascending; 0 where padded."""
+    def positions(self) -> Tensor:
+        """Frame, row and column `[B, Kmax, 3]` of each kept cell."""
         _, _, rows, columns = self.relevance.shape
-        frame, row, column = self.positions.unbind(dim=-1)
-        return (frame * rows + row) * columns + column
+        index = self.indices
+        return torch.stack([index // (rows * columns), index // columns % rows, index % columns], dim=-1)
 
     @property
     def order(self) -> Tensor:
@@ -71,7 +72,7 @@ class ARRCOCOutput:
         one = slice(index, index + 1)
         return ARRCOCOutput(
             tokens=None if self.tokens is None else self.tokens[one, :kept],
-            positions=self.positions[one, :kept],
+            indices=self.indices[one, :kept],
             mask=self.mask[one, :kept],
             budgets=self.budgets[one, :kept],
             num_kept=self.num_kept[one],

@@ -134,5 +134,5 @@ def picture_from_patches(
         normal = split.permute(0, 6, 5, 1, 3, 7, 2, 4, 8).reshape(
             t * temporal_patch_size, 3, h * patch_size, w * patch_size
         )
-        pictures.append((normal.float() * std + mean).clamp_(0, 1).to(pixel_values.dtype))
+        pictures.append((normal.float() * std).add_(mean).clamp_(0, 1).to(pixel_values.dtype))
     return pictures

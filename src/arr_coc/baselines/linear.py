@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -11,6 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from arr_coc.baselines.picking import PerPictureSelector, strongest, unit_tokens
+from arr_coc.constants import constant
 from arr_coc.knowing import unit_rows
 from arr_coc.mipmaps import Mipmaps
 from arr_coc.selecting import Selection, VisualQuery, register_selector
@@ -33,7 +33,7 @@ def describe_cells(query: VisualQuery) -> Tensor:
         channels = query.tokens.new_zeros(len(query.tokens), len(USED), dtype=torch.float32)
     else:
         texture = generate_texture_array(frames.float(), query.grid[1:], "full")  # [t, C, h, w]
-        channels = texture[:, USED].permute(0, 2, 3, 1).flatten(0, 2)  # [N, C]
+        channels = texture[:, _used(texture.device)].permute(0, 2, 3, 1).flatten(0, 2)  # [N, C]
     cosine = unit_tokens(query) @ unit_rows(query.words.float()).mT  # [N, Q]
     match = torch.stack([cosine.amax(dim=1), cosine.mean(dim=1)], dim=1)  # [N, 2]
     least, most = match.aminmax(dim=0, keepdim=True)
@@ -54,12 +54,18 @@ class LinearSelector(PerPictureSelector):
 
     def pick(self, query: VisualQuery, count: int) -> Selection:
         """Keep the cells of the largest sums."""
-        weight = _weights().to(query.tokens.device)
+        weight = _weights(query.tokens.device)
         score = F.linear(describe_cells(query), weight[None, :-1], weight[-1:])[:, 0]  # [N]
         return Selection(indices=strongest(score, count).sort().values)
 
 
-@cache
-def _weights() -> Tensor:
+@constant
+def _weights(device: torch.device) -> Tensor:
     """A weight for each feature, and the bias."""
-    return load_file(WEIGHTS)["weight"]
+    return load_file(WEIGHTS)["weight"].to(device)
+
+
+@constant
+def _used(device: torch.device) -> Tensor:
+    """Places of the channels that are used."""
+    return torch.tensor(USED, device=device)

@@ -125,8 +125,10 @@ class Qwen2VL(Family):
 
     def pictures(self, inputs: Inputs, kind: str) -> list[Tensor] | None:
         """One frame per row of tokens, exactly as the processor had it after resizing."""
-        clips = picture_from_patches(inputs[self.pixel_names[kind]], inputs[f"{kind}_grid_thw"], **self.cut())
-        return [clip[:: self.config.vision_config.temporal_patch_size] for clip in clips]
+        rows, cut = inputs[self.pixel_names[kind]], self.cut()
+        # [n, C * T * P * P] -> [n, C, T, P * P] -> [n, C * P * P]: only the first frame of each pair is put together
+        rows = rows.view(len(rows), 3, cut["temporal_patch_size"], -1)[:, :, 0].flatten(1)
+        return picture_from_patches(rows, inputs[f"{kind}_grid_thw"], **{**cut, "temporal_patch_size": 1})
 
     def resize(self, inputs: Inputs, kind: str, grids: Sequence[Grid]) -> dict[str, Tensor]:
         """Pixel values and grids of the pictures at other sizes, resampled as the processor does (bicubic)."""
