@@ -10,7 +10,7 @@ LMMS_NEEDS := accelerate datasets evaluate jsonlines loguru pytablewriter python
 IMAGE    ?= src/arr_coc/assets/examples/shapes.png
 QUESTION ?= what does the purple text say?
 
-.PHONY: help ask look test test-gpu test-lmms test-model lint format bench clean
+.PHONY: help ask demo look screenshots test test-browser test-gpu test-lmms test-model lint format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -18,17 +18,26 @@ help:  ## list the targets
 ask: $(VENV)/core.stamp  ## answer a question about a picture from a quarter of its tokens (IMAGE=, QUESTION=)
 	$(BIN)/arr-coc ask "$(IMAGE)" "$(QUESTION)" --overlay seen.png
 
+demo: $(VENV)/demo.stamp  ## a page in the browser that shows where and why it looks (ARGS="--port 8000")
+	$(BIN)/arr-coc demo $(ARGS)
+
 look: $(VENV)/core.stamp  ## draw where a question makes the system look, and why (IMAGE=, QUESTION=)
 	$(BIN)/arr-coc look "$(IMAGE)" "$(QUESTION)" --out sheet.png
 
 test: lint  ## ruff, mypy --strict, pytest
-	$(BIN)/python -m pytest -q -n 2 -m "not gpu and not lmms"
+	$(BIN)/python -m pytest -q -n 2 -m "not gpu and not lmms and not browser"
 
 test-gpu: $(VENV)/dev.stamp  ## what needs a CUDA device
 	$(BIN)/python -m pytest -q -m gpu
 
 test-lmms: $(LMMS)/stamp  ## lmms-eval, in an environment of its own, against our own evaluation
 	$(LMMS)/bin/python -m pytest -q -m lmms tests/lmms
+
+test-browser: $(VENV)/browser.stamp  ## the page in a real browser; screenshots go to out/browser
+	$(BIN)/python -m pytest -q -m browser tests/test_browser.py
+
+screenshots: $(VENV)/browser.stamp  ## draw the page for README and docs again
+	$(BIN)/python docs/images/shoot.py
 
 test-model: $(VENV)/core.stamp  ## measure the embedded model, 500 samples a kind (PHOTOS=dir, ARGS="--n 100")
 	$(BIN)/python recipes/embedded/check.py $(if $(PHOTOS),--photos "$(PHOTOS)") $(ARGS)
@@ -53,6 +62,17 @@ $(VENV)/core.stamp: pyproject.toml constraints.txt
 
 $(VENV)/dev.stamp: $(VENV)/core.stamp
 	$(PIP) -e ".[dev]"
+	@touch $@
+
+$(VENV)/demo.stamp: $(VENV)/core.stamp
+	$(PIP) -e ".[demo]"
+	@touch $@
+
+# Debian's browser: playwright's own would have to be fetched from elsewhere
+$(VENV)/browser.stamp: $(VENV)/dev.stamp
+	$(PIP) -e ".[browser]"
+	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -qq -y chromium) || \
+		echo "no chromium could be installed; the tests that need it will say so"
 	@touch $@
 
 $(LMMS)/stamp: pyproject.toml constraints.txt

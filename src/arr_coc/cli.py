@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from arr_coc._version import __version__
+from arr_coc.cli_demo import demo, export_space
 from arr_coc.cli_errors import one_line_errors
 from arr_coc.cli_measuring import bench, evaluate
 
@@ -276,6 +277,8 @@ def _print_look(facts: dict[str, Any]) -> None:
 
 app.command("eval")(evaluate)
 app.command()(bench)
+app.command()(demo)
+app.command("export-space")(export_space)
 
 
 def main() -> None:

@@ -46,9 +46,9 @@ def colour_map(values: np.ndarray) -> Image.Image:
     return Image.fromarray((_VIRIDIS[low] * (1 - share) + _VIRIDIS[low + 1] * share).round().astype(np.uint8))
 
 
-def _stretch(values: Tensor) -> np.ndarray:
+def stretch(values: Tensor | np.ndarray) -> np.ndarray:
     """Map a channel to its own range, so that a faint one can be seen; a flat one stays flat."""
-    array = values.detach().float().cpu().numpy()
+    array = values if isinstance(values, np.ndarray) else values.detach().float().cpu().numpy()
     low, high = float(array.min()), float(array.max())
     if high - low < 1e-3:
         return np.full_like(array, min(max(low, 0.0), 1.0))
@@ -84,7 +84,7 @@ def show_kept(image: Image.Image, kept: np.ndarray) -> Image.Image:
 
 
 def show_gaze(
-    image: Image.Image, grid: tuple[int, int], cells: np.ndarray, cell: int, scale: int, most: int = 1400
+    image: Image.Image, grid: tuple[int, int], cells: np.ndarray, cell: float, scale: int, most: int = 1400
 ) -> Image.Image:
     """The picture `scale` times blurred, sharp in the cells that were looked at; where the first third of them lies is
     outlined, each region numbered by its turn.
@@ -93,8 +93,8 @@ def show_gaze(
         image (`PIL.Image.Image`): at full resolution.
         grid (`tuple[int, int]`): rows and columns of its cells.
         cells (`ndarray` of shape `[k]`): looked at, in order.
-        cell (`int`): pixels a side of one of them.
-        scale (`int`): cells of full resolution a side under one token of the gestalt.
+        cell (`float`): pixels a side of one of them.
+        scale (`int`): pixels a side that become one where nothing was looked at.
         most (`int`, *optional*): pixels of the longer side of what is drawn.
     """
     share = min(1.0, most / max(image.size))
@@ -102,14 +102,18 @@ def show_gaze(
     sharp = image.resize(size, Image.Resampling.LANCZOS)
     coarse = image.resize((max(1, image.width // scale), max(1, image.height // scale)), Image.Resampling.BOX)
     blurred = Image.blend(coarse.resize(size, Image.Resampling.BICUBIC), Image.new("RGB", size, _PAPER), 0.45)
-    regions = find_regions(grid, cells[: -(-len(cells) // 3)])
     looked = find_regions(grid, cells) > 0
     reach = (grid[1] * cell * share, grid[0] * cell * share)  # the last cells may reach beyond the picture
     mask = Image.fromarray((looked * 255).astype(np.uint8)).resize(
         (round(reach[0]), round(reach[1])), Image.Resampling.NEAREST
     )
-    seen = Image.composite(sharp, blurred, mask.crop((0, 0, *size)))
-    pen, step = ImageDraw.Draw(seen), cell * share
+    return mark_turns(Image.composite(sharp, blurred, mask.crop((0, 0, *size))), grid, cells, cell * share)
+
+
+def mark_turns(seen: Image.Image, grid: tuple[int, int], cells: np.ndarray, step: float) -> Image.Image:
+    """Outline where the first third of `cells` lies in a picture of `step` pixels a cell, and number each region."""
+    regions = find_regions(grid, cells[: -(-len(cells) // 3)])
+    pen, size = ImageDraw.Draw(seen), seen.size
     ink = tuple(int(value) for value in _VIRIDIS[0])
     for line in _outlines(regions > 0):
         pen.line([tuple(float(value) * step for value in end) for end in line], fill=ink, width=2)
@@ -158,10 +162,10 @@ def find_regions(grid: tuple[int, int], cells: np.ndarray) -> np.ndarray:
     return np.where(chosen, np.searchsorted(numbers, turn) + 1, 0)[1:-1, 1:-1]
 
 
-def show_heat(image: Image.Image, values: np.ndarray) -> Image.Image:
-    """The picture under a map of values in [0, 1] `[h, w]`."""
+def show_heat(image: Image.Image, values: np.ndarray, opacity: float = 0.65) -> Image.Image:
+    """The picture under a map of values in [0, 1] `[h, w]`; in colours only where nothing lies over it."""
     heat = colour_map(values).resize(image.size, Image.Resampling.BILINEAR)
-    return Image.blend(image.convert("L").convert("RGB"), heat, 0.65)
+    return Image.blend(image.convert("L").convert("RGB") if opacity else image, heat, opacity)
 
 
 def draw_sheet(
@@ -183,15 +187,15 @@ def draw_sheet(
     cells = relevance.numel()
     large = [
         ("the picture", image),
-        ("relevance", show_heat(image, _stretch(relevance))),
+        ("relevance", show_heat(image, stretch(relevance))),
         (f"kept: {int(kept.sum())} of {cells} tokens", show_kept(image, kept)),
     ]
     scored = [
-        (f"{name}, weight {weight:.2f}", show_heat(image, _stretch(output.scores[name][0, 0])))
+        (f"{name}, weight {weight:.2f}", show_heat(image, stretch(output.scores[name][0, 0])))
         for name, weight in zip(SCORES, output.weights[0].tolist(), strict=True)
     ]
     texture = output.texture[0, 0]
-    small = [(f"{index} {name}", colour_map(_stretch(texture[index]))) for name, index in CHANNELS[channels].items()]
+    small = [(f"{index} {name}", colour_map(stretch(texture[index]))) for name, index in CHANNELS[channels].items()]
     tensions = ", ".join(f"{n} {v:.2f}" for n, v in zip(TENSIONS, output.tensions[0].tolist(), strict=True))
     lines = [f"strategy {output.strategy[0]}: {output.reason[0]}", f"tensions: {tensions}"]
     blocks = [(large, _LARGE), (scored, _LARGE), (small, _SMALL)]
@@ -213,7 +217,7 @@ def draw_comparison(
         if output is None:
             maps.append((f"{name} has no relevance to show", image))
         else:
-            maps.append((f"{name}: relevance", show_heat(image, _stretch(output.relevance[0, 0]))))
+            maps.append((f"{name}: relevance", show_heat(image, stretch(output.relevance[0, 0]))))
             weights = ", ".join(f"{n} {v:.2f}" for n, v in zip(SCORES, output.weights[0].tolist(), strict=True))
             tensions = ", ".join(f"{n} {v:.2f}" for n, v in zip(TENSIONS, output.tensions[0].tolist(), strict=True))
             lines.append(f"{name}: {weights}; tensions {tensions}")

@@ -1,0 +1,15 @@
+"""The page of arr-coc as a Space. BASE_MODEL names another model than the embedded one; it needs a GPU of 16 GB."""
+
+import os
+from pathlib import Path
+
+from arr_coc.commands.demo import open_engine
+from arr_coc.demo.app import build, serve
+
+engine = open_engine(os.environ.get("BASE_MODEL"), os.environ.get("SELECTOR"), None, private=False)
+engine.warm_up()
+page = build(engine, Path("votes.jsonl"))
+
+if __name__ == "__main__":
+    serve(page, host="0.0.0.0", port=int(os.environ.get("PORT", "7860")))
+    page.block_thread()

@@ -1,0 +1,128 @@
+"""How the page looks and behaves: theme, style sheet, and what all tabs share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from arr_coc.demo.engine import Mistake
+
+EXAMPLES = [
+    ("scene", "shapes.png", "what does the purple text say?", "prune", 25),
+    ("page", "page.png", "what is the title?", "prune", 12),
+    ("needle", "needle.png", "what does the sign next to the black ring say?", "saccade", 25),
+    ("camouflage", "camouflage.png", "what does the gray text say?", "prune", 12),
+    ("void", "splatter.png", "what does the blue text say?", "prune", 25),
+    ("photo: cat", "cat.jpg", "is there a cat?", "prune", 12),
+    ("photo: coffee", "coffee.jpg", "is there a cup?", "saccade", 50),
+]
+# Events that ask the model wait for each other; those that only draw do not wait.
+MODEL: dict[str, Any] = {"concurrency_id": "model", "concurrency_limit": 1, "scroll_to_output": False}
+QUICK: dict[str, Any] = {"queue": False, "show_progress": "hidden"}
+STYLE = """
+.gradio-container { max-width: min(1180px, 100vw) !important; min-width: 0 !important; margin: 0 auto !important; }
+.answer { font-size: 1.5rem; font-weight: 650; line-height: 1.3; overflow-wrap: anywhere; min-height: 1.3em; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(190px, 1fr)); gap: 12px; }
+.card { border: 1px solid var(--border-color-primary); border-radius: 8px; padding: 10px 14px; }
+.card h4 { margin: 0 0 4px; font-size: .8rem; font-weight: 500; color: var(--body-text-color-subdued); }
+.fact { font-variant-numeric: tabular-nums; margin: 2px 0; }
+.difference { margin: 10px 0 2px; font-weight: 550; }
+.reason { margin: 8px 0 0; } .quiet, .bars caption, .bars small { color: var(--body-text-color-subdued); }
+.caption { font-size: .85rem; margin: 0; color: var(--body-text-color-subdued); }
+.quiet { font-size: .9rem; margin: 4px 0; }
+.bars { width: 100%; border-collapse: collapse; margin: 10px 0 0; }
+.bars caption { text-align: left; font-size: .8rem; padding-bottom: 2px; }
+.bars, .bars tr, .bars tbody { border: 0 !important; }
+.bars td { padding: 2px 8px 2px 0 !important; border: 0 !important; font-variant-numeric: tabular-nums; }
+.bars td:nth-child(1) { white-space: nowrap; width: 1%; } .bars td:nth-child(3) { text-align: right; width: 1%;
+  white-space: nowrap; padding-right: 0 !important; }
+.bars small { display: block; line-height: 1.1; }
+.bar { height: 9px; border-radius: 5px; background: var(--border-color-primary); min-width: 40px; }
+.bar i { display: block; height: 100%; border-radius: 5px; background: #3b7ea1; }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(260px, 1fr)); gap: 0 28px; }
+.maps { display: grid; gap: 10px; grid-template-columns: repeat(auto-fill, minmax(104px, 1fr)); }
+.maps.large { grid-template-columns: repeat(auto-fill, minmax(200px, 1fr)); }
+.maps figure { margin: 0; } .maps img { width: 100%; image-rendering: pixelated; border-radius: 4px; display: block; }
+.maps figcaption { font-size: .75rem; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
+.words { display: flex; flex-wrap: wrap; gap: 6px; }
+.word { display: inline-flex; flex-direction: column; align-items: center; padding: 2px 7px; border-radius: 6px;
+  background: color-mix(in srgb, #3b7ea1 var(--pull), transparent); border: 1px solid var(--border-color-primary); }
+.word i { font-style: normal; } .word small { font-size: .7rem; font-variant-numeric: tabular-nums; }
+.captioned { gap: 4px !important; } .captioned .html-container { padding: 0 !important; }
+.mistake { border-left: 4px solid #e66101; padding: 8px 12px; font-weight: 550; overflow-wrap: anywhere;
+  background: color-mix(in srgb, #e66101 12%, transparent); border-radius: 4px; }
+.verdict { font-size: 1.05rem; margin: 6px 0; } .verdict b { overflow-wrap: anywhere; }
+:focus-visible { outline: 3px solid #e66101 !important; outline-offset: 2px; }
+"""
+
+
+def make_theme() -> Any:
+    """Calm, in the fonts of the visitor's own system: nothing is fetched from elsewhere."""
+    sans = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"]
+    mono = ["ui-monospace", "SFMono-Regular", "Menlo", "monospace"]
+    return gr.themes.Default(primary_hue="sky", neutral_hue="slate", font=sans, font_mono=mono)
+
+
+def picture_input(label: str = "Picture") -> Any:
+    """Where a picture is dropped or pasted; gives the path of its file, unopened: what is wrong with it we say."""
+    picture = gr.Image(label=label, type="filepath", sources=["upload", "clipboard"], height=320)
+    # not a subclass: gradio would write a stub of it beside this file
+    picture.preprocess = lambda payload: None if payload is None else payload.path  # type: ignore[method-assign]
+    return picture
+
+
+def picture_output(label: str, height: int | None = 400, **options: Any) -> Any:
+    """A drawn picture under its caption, which covers nothing of it."""
+    with gr.Column(min_width=240, elem_classes="captioned"):
+        gr.HTML(f'<p class="caption">{label}</p>', padding=False)
+        return gr.Image(
+            label=label, show_label=False, interactive=False, type="pil", format="png", buttons=["fullscreen"],
+            height=height, **options,
+        )  # fmt: skip
+
+
+def example_path(name: str) -> str:
+    """The file of an example."""
+    return str(Path(str(files("arr_coc") / "assets" / "examples" / name)))
+
+
+def add_examples(inputs: list[Any]) -> Any:
+    """A row of examples by name; the event after one was taken into as many inputs as are given."""
+    rows = [[example_path(name), question, mode, budget][: len(inputs)] for _, name, question, mode, budget in EXAMPLES]
+    labels = [label for label, *_ in EXAMPLES]
+    taken = gr.Examples(rows, inputs, example_labels=labels, label="Examples: click one", examples_per_page=len(rows))
+    return taken.load_input_event
+
+
+def say_mistakes(place: int, count: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """What a visitor can mend is said at one of `count` outputs, the others stay; the page stays up."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any) -> Any:
+            try:
+                found = function(*args)
+                if isinstance(found, Iterator):
+                    yield from found
+                else:
+                    yield found
+            except Mistake as mistake:
+                yield tuple(say_mistake(mistake) if number == place else gr.skip() for number in range(count))
+
+        return call
+
+    return decorate
+
+
+def say_mistake(mistake: Mistake) -> str:
+    """What is wrong, in words."""
+    text = str(mistake)
+    if text.split()[0].islower() and "/" not in text.split()[0]:  # a word, not the name of something
+        text = text[:1].upper() + text[1:]
+    return f'<div class="mistake" role="alert">{escape(text)}.</div>'

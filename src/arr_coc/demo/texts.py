@@ -1,0 +1,168 @@
+"""What the page says beside its pictures, as HTML; everything that came from a person is escaped."""
+
+from __future__ import annotations
+
+from html import escape
+
+import numpy as np
+
+from arr_coc.demo.engine import Look, Maps
+from arr_coc.demo.views import inline_map
+
+MODE_WORDS = (
+    "prune encodes all and reads the cells that matter; saccade encodes the whole small, and full resolution only "
+    "where it matters; weight reads all, scaled by relevance; full is the plain model"
+)
+SCORE_WORDS = {
+    "information": "how much is here",
+    "perspectival": "what stands out",
+    "participatory": "what the question asks for",
+}
+STAGE_WORDS = {"encode": "encoding the picture", "select": "choosing", "prefill": "reading", "decode": "answering"}
+EMPTY = '<p class="quiet">Nothing was asked yet.</p>'
+
+
+def say_answer(text: str) -> str:
+    """As much of an answer as is there."""
+    return f'<div class="answer" role="status">{escape(text) or "…"}</div>'
+
+
+def _card(title: str, look: Look) -> str:
+    note = "all of them" if look.used == look.full else f"{look.used / look.full:.0%} of them"
+    return (
+        f'<div class="card"><h4>{escape(title)}</h4><div class="answer">{escape(look.answer) or "(no answer)"}</div>'
+        f'<div class="fact"><b>{look.used:,}</b> of {look.full:,} tokens, {note}</div>'
+        f'<div class="fact"><b>{look.first_token:,.0f} ms</b> to the first token</div></div>'
+    )
+
+
+def say_stats(look: Look, plain: Look | None) -> str:
+    """Both answers side by side, what the difference is, and where the time went."""
+    parts = ['<div class="cards">', _card(f"{look.selector}, {look.mode}" if look.mode != "full" else "plain", look)]
+    if plain is not None:
+        parts.append(_card("all tokens", plain))
+    parts.append("</div>")
+    if plain is not None:
+        parts.append(f'<p class="difference">{compare_costs(look, plain)}</p>')
+    longest = max(look.milliseconds.values(), default=0.0) or 1.0
+    rows = "".join(
+        f"<tr><td>{escape(STAGE_WORDS.get(name, name))}</td><td>{_bar(value / longest)}</td>"
+        f"<td>{value:,.0f} ms</td></tr>"
+        for name, value in look.milliseconds.items()
+    )
+    parts.append(f'<table class="bars"><caption>time by stage</caption>{rows}</table>')
+    parts.append(f'<p class="reason"><b>{escape(look.strategy)}</b>: {escape(look.reason)}</p>')
+    parts += [f'<p class="quiet">{escape(note)}</p>' for note in look.notes]
+    return "".join(parts)
+
+
+def compare_costs(look: Look, plain: Look) -> str:
+    """How an answer differs from that of all tokens, in one sentence."""
+    same = "The same answer" if look.answer.strip().lower() == plain.answer.strip().lower() else "Another answer"
+    saved = 1 - look.used / plain.used if plain.used else 0.0
+    tokens = f"{saved:.0%} fewer tokens" if saved > 0.005 else "as many tokens"
+    ratio = plain.first_token / look.first_token if look.first_token else 1.0
+    gain = f"{abs(plain.first_token - look.first_token):,.0f} ms"
+    if 0.95 < ratio < 1.05:
+        speed = "as fast"
+    elif ratio > 1:
+        speed = f"{ratio:.1f} times as fast to the first token ({gain} less)"
+    else:
+        speed = f"{1 / ratio:.1f} times as long to the first token ({gain} more)"
+    return f"{same}, {tokens}, {speed}."
+
+
+def _bar(share: float) -> str:
+    return f'<div class="bar"><i style="width:{100 * min(max(share, 0.0), 1.0):.1f}%"></i></div>'
+
+
+def say_weights(maps: Maps) -> str:
+    """Weights of the scores and the three tensions as bars."""
+    rows = "".join(
+        f"<tr><td>{escape(name)}<small>{escape(SCORE_WORDS.get(name, ''))}</small></td>"
+        f"<td>{_bar(value)}</td><td>{value:.2f}</td></tr>"
+        for name, value in maps.weights.items()
+    )
+    tensions = "".join(
+        f"<tr><td>{escape(name)}</td><td>{_bar(value)}</td><td>{value:.2f}</td></tr>"
+        for name, value in maps.tensions.items()
+    )
+    return (
+        f'<div class="pair"><table class="bars"><caption>weights of the scores</caption>{rows}</table>'
+        f'<table class="bars"><caption>tensions, 0 to 1</caption>{tensions}</table></div>'
+    )
+
+
+def say_maps(maps: dict[str, np.ndarray], kind: str, cell: tuple[int, int] | None = None) -> str:
+    """Small maps with their names, and their values at a cell."""
+    tiles = []
+    for name, values in maps.items():
+        value = "" if cell is None else f" <b>{float(values[cell]):.2f}</b>"
+        shown = f"{float(values.min()):.2f} to {float(values.max()):.2f}"
+        tiles.append(
+            f'<figure title="{escape(name)}: {shown}"><img alt="map of {escape(name)}" src="{inline_map(values)}">'
+            f"<figcaption>{escape(name)}{value}</figcaption></figure>"
+        )
+    return f'<div class="maps {kind}">{"".join(tiles)}</div>'
+
+
+def say_words(look: Look, cell: tuple[int, int] | None) -> str:
+    """The question, each word as strongly marked as it pulls: on a cell, or on the cell it pulls most."""
+    maps = look.maps
+    if maps is None or not len(maps.pull):
+        return EMPTY
+    pulls = maps.pull.reshape(len(maps.pull), -1).max(axis=1) if cell is None else maps.pull[:, cell[0], cell[1]]
+    low, high = float(maps.pull.min()), float(maps.pull.max())
+    spans = []
+    for word, pull in zip(maps.words, pulls.tolist(), strict=True):
+        share = (pull - low) / max(high - low, 1e-6)
+        spans.append(
+            f'<span class="word" style="--pull:{100 * share:.0f}%"><i>{escape(word) or "·"}</i>'
+            f"<small>{pull:.2f}</small></span>"
+        )
+    where = "anywhere" if cell is None else f"row {cell[0] + 1}, column {cell[1] + 1}"
+    return f'<p class="quiet">How strongly each word pulls ({where}):</p><div class="words">{"".join(spans)}</div>'
+
+
+def say_cell(look: Look, cell: tuple[int, int] | None) -> str:
+    """Scores, strongest words and most unusual channels of one cell."""
+    maps = look.maps
+    if maps is None:
+        return '<p class="quiet">This selector shows no maps; its choice is in the tab Ask.</p>'
+    if cell is None:
+        return '<p class="quiet">Click a cell of the picture, or name its row and column.</p>'
+    read = look.tokens[cell] >= 1
+    rank = int((maps.relevance > maps.relevance[cell]).sum()) + 1
+    rows = "".join(
+        f"<tr><td>{escape(name)}<small>weight {maps.weights[name]:.2f}</small></td>"
+        f"<td>{_bar(float(score[cell]))}</td><td>{float(score[cell]):.2f}</td></tr>"
+        for name, score in maps.scores.items()
+    )
+    words = ""
+    if len(maps.pull):
+        order = maps.pull[:, cell[0], cell[1]].argsort()[::-1][:3]
+        words = ", ".join(f"<b>{escape(maps.words[place])}</b> {maps.pull[place][cell]:.2f}" for place in order)
+        words = f'<p class="fact">strongest words: {words}</p>'
+    unusual = sorted(maps.channels, key=lambda name: -_oddness(maps.channels[name], cell))[:5]
+    channels = "".join(
+        f"<tr><td>{escape(name)}</td><td>{_bar(_place(maps.channels[name], cell))}</td>"
+        f"<td>{float(maps.channels[name][cell]):.2f}</td></tr>"
+        for name in unusual
+    )
+    return (
+        f"<h4>row {cell[0] + 1}, column {cell[1] + 1}: {'read' if read else 'not read'}, relevance "
+        f"{float(maps.relevance[cell]):.2f}, place {rank} of {maps.relevance.size}</h4>"
+        f'<table class="bars"><caption>scores, 0 to 1</caption>{rows}</table>{words}'
+        f'<table class="bars"><caption>channels that stand out here</caption>{channels}</table>'
+    )
+
+
+def _oddness(values: np.ndarray, cell: tuple[int, int]) -> float:
+    """How far a value lies from the mean of its map, in its spread."""
+    return abs(float(values[cell]) - float(values.mean())) / max(float(values.std()), 1e-3)
+
+
+def _place(values: np.ndarray, cell: tuple[int, int]) -> float:
+    """Where a value lies between the least and the most of its map."""
+    low, high = float(values.min()), float(values.max())
+    return (float(values[cell]) - low) / (high - low) if high > low else 0.0

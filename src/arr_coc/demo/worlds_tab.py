@@ -1,0 +1,116 @@
+"""The tab Worlds: samples that no one trained on, with what is true of them; and where it fails."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from html import escape
+from typing import Any
+
+import gradio as gr
+import torch
+
+from arr_coc.demo.ask_tab import Asked
+from arr_coc.demo.engine import Engine, Look
+from arr_coc.demo.page import MODEL, QUICK, picture_output, say_mistakes
+from arr_coc.demo.views import draw_boxes, draw_read, enlarge
+from arr_coc.evaluation.scoring import exact
+from arr_coc.metrics import cells_inside, coverage
+from arr_coc.worlds import Sample, list_worlds, make_sample, split_seed
+
+SEARCHED = 60  # samples until a search gives up
+LOOKED = 0.5  # of what had to be looked at; less was not looked at
+_LAST = 10**7
+
+
+def draw_sample(world: str, number: int) -> Sample:
+    """A held-out sample by its number."""
+    return make_sample(world, split_seed("test", number), None, (512, 512))
+
+
+def judge(sample: Sample, look: Look) -> str:
+    """What is true, what was answered, and if that is wrong, why."""
+    right = exact(look.answer, [sample.answer]) == 1
+    said = f'<p class="verdict"><b>{escape(look.answer) or "(no answer)"}</b>: {"right" if right else "wrong"}; '
+    said += f"the truth is <b>{escape(sample.answer)}</b> ({look.used} of {look.full} tokens)</p>"
+    if right or not sample.boxes:
+        return said
+    inside = cells_inside(sample.boxes, *look.grid)
+    seen = float(coverage(torch.from_numpy(look.tokens >= 1).flatten(), inside.flatten()))
+    if seen >= LOOKED:
+        return said + f'<p class="reason">Seen but misread: {seen:.0%} of what had to be looked at was read.</p>'
+    return said + f'<p class="reason">Not looked at: only {seen:.0%} of it was read{_misled(look, inside)}.</p>'
+
+
+def _misled(look: Look, inside: torch.Tensor) -> str:
+    """The scorer that, by its weight, most preferred other cells."""
+    if look.maps is None:
+        return ""
+    within = inside.numpy()
+    pulls = {}
+    for name, score in look.maps.scores.items():
+        elsewhere = (look.tokens >= 1) & ~within
+        if elsewhere.any():
+            pulls[name] = look.maps.weights[name] * float(score[elsewhere].mean() - score[within].mean())
+    return f"; the score that misled it most is {max(pulls, key=lambda name: pulls[name])}" if pulls else ""
+
+
+def build_worlds(engine: Engine, asked: Asked, tabs: Any) -> None:
+    """Lay the tab out and connect it."""
+    gr.Markdown("Drawn pictures with known answers, from seeds that nothing was trained on; orange: what must be seen.")
+    with gr.Row(equal_height=False):
+        with gr.Column(scale=4, min_width=300):
+            world = gr.Dropdown(list_worlds(), value="scenes", label="World", elem_id="world")
+            number = gr.Number(label="Sample number", value=0, precision=0, minimum=0, maximum=_LAST)
+            budget = gr.Slider(1, 100, value=6, step=1, label="Budget, % of the tokens")
+            with gr.Row():
+                draw = gr.Button("Draw a random one", min_width=140)
+                again = gr.Button("Show this number", min_width=140)
+            fail = gr.Button("Find a failure", variant="primary")
+            take = gr.Button("Take it to Ask")
+            told = gr.HTML("", elem_id="told")
+        with gr.Column(scale=8, min_width=300):
+            question = gr.HTML("", elem_id="asked")
+            verdict = gr.HTML("", elem_id="verdict")
+            with gr.Row():
+                truth = picture_output("What must be looked at", elem_id="truth")
+                read = picture_output("What was read", elem_id="world-read")
+    outputs = [number, question, verdict, truth, read, told]
+
+    def look_at(world: str, number: int, budget: float) -> tuple[Sample, Look]:
+        sample = draw_sample(world, number)
+        return sample, engine.ask(sample.picture, sample.question, "prune", budget / 100)
+
+    def shown(number: int, sample: Sample, look: Look, told: str) -> tuple[Any, ...]:
+        text = f'<div class="answer">{escape(sample.question)}</div>'
+        drawn = draw_boxes(enlarge(look), tuple(sample.boxes)), draw_read(look)
+        return number, text, judge(sample, look), *drawn, f'<p class="quiet">{told}</p>'
+
+    @say_mistakes(5, 6)
+    def one(world: str, number: float | None, budget: float) -> tuple[Any, ...]:
+        place = min(max(int(number or 0), 0), _LAST)
+        return shown(place, *look_at(world, place, budget), f"Held-out sample {place} of {world}.")
+
+    @say_mistakes(5, 6)
+    def search(world: str, budget: float) -> Iterator[tuple[Any, ...]]:
+        first = random.randrange(_LAST - SEARCHED)
+        for count in range(SEARCHED):
+            sample, look = look_at(world, first + count, budget)
+            if exact(look.answer, [sample.answer]) < 1:
+                told = f"Sample {count + 1} of the search failed; all {count} before it were right."
+                yield shown(first + count, sample, look, told)
+                return
+            yield *[gr.skip()] * 5, f'<p class="quiet">Searching: {count + 1} of {SEARCHED}, all right so far.</p>'
+        yield *[gr.skip()] * 5, f'<p class="quiet">All {SEARCHED} were right; a smaller budget may fail.</p>'
+
+    def to_ask(world: str, number: float | None, budget: float) -> tuple[Any, ...]:
+        sample = draw_sample(world, min(max(int(number or 0), 0), _LAST))
+        return gr.update(value=sample.picture), sample.question, "prune", budget, gr.update(selected="ask")
+
+    again.click(one, [world, number, budget], outputs, api_name="world", **MODEL)
+    draw.click(lambda: random.randrange(_LAST), None, number, api_visibility="private", **QUICK).then(
+        one, [world, number, budget], outputs, api_visibility="private", **MODEL
+    )
+    fail.click(search, [world, budget], outputs, api_name="fail", **MODEL)
+    targets = [asked.picture, asked.question, asked.mode, asked.budget, tabs]
+    take.click(to_ask, [world, number, budget], targets, api_visibility="private", **QUICK)
