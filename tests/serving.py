@@ -1,6 +1,7 @@
 """The page of `arr-coc demo`, started as a user starts it."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -10,15 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import arr_coc
-from arr_coc.commands.demo import find_port
 
 
 @contextmanager
-def serve(folder, *arguments):
+def serve(folder, *arguments, **variables):
     """The address of a page that runs inside `with`, and the seconds until it was there."""
-    port = find_port("127.0.0.1", None)
+    port = free_port()
     command = [sys.executable, "-m", "arr_coc", "demo", "--port", str(port), *arguments]
-    own = {**os.environ, "PYTHONPATH": str(Path(arr_coc.__file__).parents[1])}
+    own = {**os.environ, "PYTHONPATH": str(Path(arr_coc.__file__).parents[1]), **variables}
     begin = time.perf_counter()
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=own)
@@ -32,6 +32,13 @@ def serve(folder, *arguments):
     finally:
         process.terminate()
         process.wait(30)
+
+
+def free_port():
+    """A port that no other test takes at the same time."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def fetch(address):

@@ -106,6 +106,7 @@ ORDER = [
         "commands.evaluate",
         "commands.bench",
         "demo.homunculus",
+        "demo.looks",
         "demo.engine",
         "demo.views",
         "demo.texts",

@@ -9,10 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from serving import fetch, serve
+from serving import fetch, free_port, serve
 
 import arr_coc
-from arr_coc.commands.demo import find_port
 from arr_coc.commands.export_space import export_space
 
 pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("ignore")]
@@ -238,7 +237,7 @@ def test_it_can_be_used_by_keyboard(page):
 def test_an_exported_space_runs_as_it_is(tmp_path):
     folder = tmp_path / "space"
     export_space(folder)
-    port = find_port("127.0.0.1", None)
+    port = free_port()
     own = {**os.environ, "PORT": str(port)}
     own.pop("PYTHONPATH", None)
     process = subprocess.Popen([sys.executable, "app.py"], cwd=folder, env=own)

@@ -5,16 +5,18 @@ import os
 import subprocess
 import sys
 import threading
+import urllib.request
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from serving import fetch, serve
 from typer.testing import CliRunner
 
 import arr_coc
+from arr_coc import create_selector
 from arr_coc.cli import app
 from arr_coc.commands.demo import find_port, is_private, open_engine
 from arr_coc.demo.engine import MODES, Engine, Mistake
@@ -104,8 +106,43 @@ def test_a_saccade_has_its_maps_on_the_cells_and_the_gestalt_counts(engine):
     look = engine.ask(EXAMPLES / "needle.png", "what does the sign next to the black ring say?", "saccade", 0.25)
     assert look.answer == "FTXDQB"
     assert look.maps.relevance.shape == look.grid == (32, 32)
-    assert look.coarse > 1
+    assert look.blur > 1
     assert look.tokens.sum() == pytest.approx(look.used, abs=0.1)
+
+
+def test_cells_lie_where_they_were_cut(engine):
+    """Sides that are no multiples of a cell: a gaze continues the picture, the processor stretches it."""
+    picture = Image.new("RGB", (300, 210), "white")
+    picture.paste("red", (288, 192, 300, 210))  # the last cell of ten by seven, and nothing else
+    look = engine.ask(picture, "what color is the square?", "saccade", 1.0)
+    assert look.grid == (7, 10)
+    assert look.image.size == (320, 224)
+    last = enlarge(look).crop((round(720 * 9 / 10) + 8, round(504 * 6 / 7) + 8, 720, 504))
+    assert set(last.get_flattened_data()) == {(255, 0, 0)}
+    flat = Image.new("RGB", (500, 80), "white")
+    ImageDraw.Draw(flat).text((400, 20), "ABCD", fill="black", font=ImageFont.load_default(40))
+    seen = engine.ask(flat, "what does the black text say?", "prune", 0.25)
+    assert seen.grid[0] < seen.grid[1] / 4  # cells are not square there
+    drawn, kept = np.asarray(draw_read(seen)).astype(int), seen.tokens > 0
+    ink = (drawn == (68, 1, 84)).all(axis=2)
+    rows, columns = (
+        axis * size // total for axis, size, total in zip(ink.nonzero(), seen.grid, ink.shape, strict=True)
+    )
+    near = np.zeros_like(kept)  # outlines run along cells that were kept, so on them or on their neighbours
+    for row, column in zip(*kept.nonzero(), strict=True):
+        near[max(0, row - 1) : row + 2, max(0, column - 1) : column + 2] = True
+    assert near[rows, columns].all()
+
+
+@pytest.mark.parametrize("name", ["visionzip", "fastv"])
+def test_peers_warm_up_and_are_refused_modes_in_words(engine, name):
+    own = Engine(engine.vlm, engine.name, engine.selector)
+    own.selector = name  # as `--selector` names it
+    own.vlm = type(engine.vlm)(engine.vlm.model, engine.vlm.processor, create_selector(name))
+    own.warm_up()
+    assert own.ask(SHAPES, PURPLE, "prune", 0.25).answer == "WZZTC"
+    with pytest.raises(Mistake, match="weight"):
+        own.ask(SHAPES, PURPLE, "weight", 0.25)
 
 
 def header(width, height):
@@ -131,6 +168,10 @@ def test_what_a_visitor_can_do_wrong_is_said(engine, tmp_path):
         ((SHAPES, "  "), "the question is empty"),
         ((SHAPES, "a" * 20000), "20,000 characters; ask in at most 2,000"),
         ((SHAPES, PURPLE, "prune", 0.0), "a budget of 0% leaves nothing"),
+        ((SHAPES, PURPLE, "prune", None), "the budget is empty"),
+        ((SHAPES, PURPLE, "prune", float("nan")), "the budget is empty"),
+        ((SHAPES, "what is \ud800?"), "characters that are no text"),
+        ((Image.new("RGB", (6000, 4000)), PURPLE, "saccade", 0.25), "use a budget of at most 8 %"),
         ((SHAPES, PURPLE, "sleep"), "there is no mode 'sleep'"),
         ((SHAPES, PURPLE, "prune", 0.25, "nonsense"), "no selector is named 'nonsense'"),
         ((SHAPES, PURPLE, "prune", 0.25, str(folder)), "selector"),
@@ -199,10 +240,11 @@ def test_votes_are_lines_of_a_file(engine, look, tmp_path):
 
     path = tmp_path / "votes.jsonl"
     for vote in ("a", "both"):
-        add_vote(path, (look, look), vote)
+        add_vote(path, "embedded", (look, look), vote)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row["vote"] for row in rows] == ["a", "both"]
     assert rows[0]["question"] == PURPLE
+    assert (rows[0]["model"], rows[0]["budget"], len(rows[0]["picture"])) == ("embedded", 0.25, 64)
     assert rows[0]["a"] == {"selector": "embedded", "answer": "WZZTC", "tokens": 35, "full": 140}
 
 
@@ -301,6 +343,45 @@ def test_it_serves_nothing_but_itself(served):
     for path in ("/etc/passwd", folder / "secret.txt", folder / "log", ROOT / "README.md", f"{folder}/../secret.txt"):
         assert fetch(f"{address}gradio_api/file={path}") in (403, 404), path
     assert fetch(f"{address}config") == 200  # control: what it does serve
+
+
+def call(address, name, *given):
+    """What a program gets that asks without gradio's own client."""
+    body = json.dumps({"data": list(given)}).encode()
+    request = urllib.request.Request(f"{address}gradio_api/call/{name}", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        event = json.loads(answer.read())["event_id"]
+    with urllib.request.urlopen(f"{address}gradio_api/call/{name}/{event}", timeout=60) as answer:
+        return answer.read().decode()
+
+
+def test_no_picture_is_read_but_an_uploaded_one(served):
+    address, folder = served
+    Image.new("RGB", (64, 64), "red").save(folder / "private.png")
+    for path in (folder / "private.png", folder / "nothing.png", "/etc/passwd", SHAPES):
+        for name, given in (("ask", ["prune", 25, False, 0]), ("compare", ["embedded", "grid", 25])):
+            said = call(address, name, {"path": str(path)}, "what is it?", *given)
+            assert "event: error" in said
+            assert "is a picture" not in said  # the same whether it is there or not
+            assert "not a picture" not in said
+            assert "does not exist" not in said
+    assert "There is no picture" in call(address, "ask", None, "what is it?", "prune", 25, False, 0)  # control
+
+
+def test_emptied_fields_are_said(served):
+    address, _ = served
+    assert "The budget is empty" in call(address, "world", "scenes", 1, None)
+    assert "number of the sample is empty" in call(address, "world", "scenes", None, 6)
+    assert "event: complete" in call(address, "cell", None, None)
+    assert "event: complete" in call(address, "world", "scenes", 1, 25)
+
+
+def test_its_folder_goes_with_it(tmp_path):
+    kept = tmp_path / "temporary"
+    kept.mkdir()
+    with serve(tmp_path, TMPDIR=str(kept)):
+        assert list(kept.glob("arr-coc-demo-*"))
+    assert not list(kept.glob("arr-coc-demo-*"))  # it was terminated
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -46,6 +46,7 @@ def demo(
             typer.echo("stopped", err=True)
         finally:
             status.stop()
+            gc.enable()
 
 
 def export_space(

@@ -107,20 +107,21 @@ def show_gaze(
     mask = Image.fromarray((looked * 255).astype(np.uint8)).resize(
         (round(reach[0]), round(reach[1])), Image.Resampling.NEAREST
     )
-    return mark_turns(Image.composite(sharp, blurred, mask.crop((0, 0, *size))), grid, cells, cell * share)
+    step = (cell * share, cell * share)
+    return mark_turns(Image.composite(sharp, blurred, mask.crop((0, 0, *size))), grid, cells, step)
 
 
-def mark_turns(seen: Image.Image, grid: tuple[int, int], cells: np.ndarray, step: float) -> Image.Image:
-    """Outline where the first third of `cells` lies in a picture of `step` pixels a cell, and number each region."""
+def mark_turns(seen: Image.Image, grid: tuple[int, int], cells: np.ndarray, step: tuple[float, float]) -> Image.Image:
+    """Outline where the first third of `cells` lies in a picture of `step` pixels (x, y) a cell; number each region."""
     regions = find_regions(grid, cells[: -(-len(cells) // 3)])
     pen, size = ImageDraw.Draw(seen), seen.size
     ink = tuple(int(value) for value in _VIRIDIS[0])
     for line in _outlines(regions > 0):
-        pen.line([tuple(float(value) * step for value in end) for end in line], fill=ink, width=2)
+        pen.line([(x * step[0], y * step[1]) for x, y in line], fill=ink, width=2)
     for number in range(1, min(_NUMBERED, int(regions.max(initial=0))) + 1):
         rows, columns = (regions == number).nonzero()
         text, height = str(number), max(14, round(size[0] / 55))
-        left, top = columns[rows == rows.min()].min() * step, max(0.0, rows.min() * step - height - 4)
+        left, top = columns[rows == rows.min()].min() * step[0], max(0.0, rows.min() * step[1] - height - 4)
         width = pen.textlength(text, font=_font(height)) + 8
         pen.rectangle([left, top, left + width, top + height + 4], fill=ink)
         pen.text((left + 4, top), text, fill=_PAPER, font=_font(height))

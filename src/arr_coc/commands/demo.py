@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from collections.abc import Callable
@@ -73,7 +74,10 @@ def find_port(host: str, port: int | None) -> int:
                 probe.bind((host, candidate))
                 return candidate
             except OSError as error:
-                if port is not None:
+                if port is not None or error.errno not in (errno.EADDRINUSE, errno.EACCES):
                     why = error.strerror or str(error)
-                    raise ValueError(f"cannot serve at {host}:{port}: {why.lower()}; give another --port") from None
+                    what = "--port" if port is not None else "--host"
+                    raise ValueError(
+                        f"cannot serve at {host}:{candidate}: {why.lower()}; give another {what}"
+                    ) from None
     raise ValueError(f"ports {FIRST_PORT} to {LAST_PORT} are all in use; give a --port")

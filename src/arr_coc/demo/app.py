@@ -5,7 +5,10 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
+import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +30,7 @@ KEPT = 3600  # seconds that uploads stay
 
 def build(engine: Engine, votes: Path) -> Any:
     """The page for a model; uploads and drawings lie in a folder of its own, which goes with the program."""
-    if "GRADIO_TEMP_DIR" not in os.environ:
-        os.environ["GRADIO_TEMP_DIR"] = tempfile.mkdtemp(prefix="arr-coc-demo-")
-        atexit.register(shutil.rmtree, os.environ["GRADIO_TEMP_DIR"], ignore_errors=True)
+    _use_own_folder()
     about = f"Model **{engine.name}**, selector **{engine.selector}**."
     with gr.Blocks(title="arr-coc", analytics_enabled=False, delete_cache=(KEPT, KEPT)) as page:
         gr.Markdown(f"# arr-coc: look where the question points\n{about}")
@@ -43,6 +44,17 @@ def build(engine: Engine, votes: Path) -> Any:
             with gr.Tab("Worlds", id="worlds"):
                 build_worlds(engine, asked, tabs)
     return page.queue(max_size=QUEUE, default_concurrency_limit=1)
+
+
+def _use_own_folder() -> None:
+    """Keep files in a folder that goes when the program ends, also if it is terminated."""
+    os.environ.pop("GRADIO_ALLOWED_PATHS", None)
+    if "GRADIO_TEMP_DIR" in os.environ:
+        return
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    os.environ["GRADIO_TEMP_DIR"] = tempfile.mkdtemp(prefix="arr-coc-demo-")
+    atexit.register(shutil.rmtree, os.environ["GRADIO_TEMP_DIR"], ignore_errors=True)
 
 
 def serve(page: Any, *, host: str = "127.0.0.1", port: int | None = None, share: bool = False) -> str:

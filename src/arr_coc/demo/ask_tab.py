@@ -9,12 +9,21 @@ from typing import Any, NamedTuple
 import gradio as gr
 from transformers import TextIteratorStreamer
 
-from arr_coc.demo.engine import MODES, Engine, Look
-from arr_coc.demo.page import MODEL, QUICK, add_examples, picture_input, picture_output, say_mistakes
+from arr_coc.demo.engine import MODES, Engine
+from arr_coc.demo.looks import Look
+from arr_coc.demo.page import (
+    MODEL,
+    QUICK,
+    add_examples,
+    budget_slider,
+    picture_input,
+    picture_output,
+    read_share,
+    say_mistakes,
+    slider,
+)
 from arr_coc.demo.texts import EMPTY, MODE_WORDS, say_answer, say_stats
-from arr_coc.demo.views import draw_read, draw_relevance, draw_shares
-
-OPACITY = 0.55
+from arr_coc.demo.views import OPACITY, draw_read, draw_relevance, draw_shares
 
 
 class Asked(NamedTuple):
@@ -25,10 +34,9 @@ class Asked(NamedTuple):
     mode: Any
     budget: Any
     look: Any
-    answered: Any  # the event after which there is something to look at
 
 
-def stream_look(engine: Engine, picture: Any, question: str, mode: str, share: float) -> Iterator[str | Look]:
+def stream_look(engine: Engine, picture: Any, question: str, mode: str, share: float | None) -> Iterator[str | Look]:
     """The answer as far as it is written, again and again; at last the whole look."""
     streamer = TextIteratorStreamer(engine.vlm.processor.tokenizer, skip_prompt=True, skip_special_tokens=True)
     found: list[Look | BaseException] = []
@@ -61,7 +69,7 @@ def build_ask(engine: Engine) -> Asked:
             picture = picture_input()
             question = gr.Textbox(label="Question", placeholder="what does the red text say?", lines=1, max_lines=4)
             mode = gr.Radio(list(MODES), value="prune", label="Mode", info=MODE_WORDS)
-            budget = gr.Slider(0, 100, value=25, step=1, label="Budget, % of the tokens")
+            budget = budget_slider(25)
             beside = gr.Checkbox(value=True, label="Also ask with all tokens, to compare")
             ask = gr.Button("Ask", variant="primary")
             message = gr.HTML("", elem_id="message")
@@ -71,34 +79,36 @@ def build_ask(engine: Engine) -> Asked:
         heat = picture_output("Relevance: where it wants to look", elem_id="heat")
         read = picture_output("What was read; numbers say what mattered first", elem_id="read")
         shares = picture_output("Homunculus: area in proportion to tokens spent", elem_id="homunculus")
-    opacity = gr.Slider(0, 1, value=OPACITY, step=0.05, label="Opacity of the map of relevance, 0 to 1")
+    opacity = slider("Opacity of the map of relevance, 0 to 1", 0, 1, OPACITY, 0.05)
 
-    @say_mistakes(0, 6)
+    @say_mistakes(0, 6, emptied=1)
     def run(picture: Any, question: str, mode: str, budget: float, beside: bool, opacity: float) -> Iterator[Any]:
         same = [gr.skip()] * 4
-        engine.check(picture, question, mode, budget / 100)  # before what is shown is taken away
+        share = read_share(budget)
+        shown = engine.check(picture, question, mode, share)
         yield "", say_answer(""), *same
         final: Look | None = None
-        for step in stream_look(engine, picture, question, mode, budget / 100):
+        for step in stream_look(engine, shown, question, mode, share):
             if isinstance(step, str):
                 yield "", say_answer(step), *same
             else:
                 final = step
         if final is None:
             return
-        drawn = (draw_relevance(final, opacity), draw_read(final), draw_shares(final))
-        yield "", say_stats(final, None), *drawn, final
+        said = say_stats(final, None)
+        yield "", said, *same[1:], final
+        yield "", said, draw_relevance(final, opacity), draw_read(final), draw_shares(final), gr.skip()
         if beside and mode != "full":
-            yield "", say_stats(final, engine.ask(picture, question, "full", 1.0)), *same
+            yield "", say_stats(final, engine.ask(shown, question, "full", 1.0)), *same
 
     outputs = [message, stats, heat, read, shares, look]
     inputs = [picture, question, mode, budget, beside, opacity]
     shared: dict[str, Any] = {"fn": run, "inputs": inputs, "outputs": outputs, **MODEL}
-    answered = gr.on([ask.click, question.submit], **shared, api_name="ask")
+    gr.on([ask.click, question.submit], **shared, api_name="ask")
     opacity.change(
         lambda look, opacity: gr.skip() if look is None else draw_relevance(look, opacity),
         [look, opacity], heat, api_visibility="private", **QUICK,
     )  # fmt: skip
     with shelf:
         add_examples([picture, question, mode, budget]).then(**shared, api_visibility="private")
-    return Asked(picture, question, mode, budget, look, answered)
+    return Asked(picture, question, mode, budget, look)

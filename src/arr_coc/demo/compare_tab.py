@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from datetime import UTC, datetime
@@ -11,8 +12,19 @@ from typing import Any
 
 import gradio as gr
 
-from arr_coc.demo.engine import Engine, Look
-from arr_coc.demo.page import MODEL, QUICK, add_examples, picture_input, picture_output, say_mistakes
+from arr_coc.demo.engine import Engine, Mistake
+from arr_coc.demo.looks import Look
+from arr_coc.demo.page import (
+    MODEL,
+    QUICK,
+    add_examples,
+    budget_slider,
+    picture_input,
+    picture_output,
+    read_share,
+    say_mistake,
+    say_mistakes,
+)
 from arr_coc.demo.texts import say_stats
 from arr_coc.demo.views import draw_read, draw_relevance
 
@@ -20,12 +32,16 @@ VOTES = {"A is better": "a", "B is better": "b", "Both are good": "both", "Neith
 _lock = threading.Lock()
 
 
-def add_vote(path: Path, looks: tuple[Look, Look], vote: str) -> dict[str, Any]:
-    """Write a vote as one line of a file."""
+def add_vote(path: Path, model: str, looks: tuple[Look, Look], vote: str) -> dict[str, Any]:
+    """Write a vote as one line of a file; the picture is named by its pixels as they were drawn."""
+    one = looks[0]
     sides = [{"selector": one.selector, "answer": one.answer, "tokens": one.used, "full": one.full} for one in looks]
     row = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "question": looks[0].question,
+        "model": model,
+        "picture": hashlib.sha256(one.image.tobytes()).hexdigest(),
+        "question": one.question,
+        "budget": one.budget,
         "a": sides[0],
         "b": sides[1],
         "vote": vote,
@@ -56,7 +72,7 @@ def build_compare(engine: Engine, votes: Path) -> None:
                 }
                 first = gr.Dropdown(label="Selector A", value=names[0], elem_id="first", **choose)
                 second = gr.Dropdown(label="Selector B", value=other, elem_id="second", **choose)
-            budget = gr.Slider(0, 100, value=12, step=1, label="Budget, % of the tokens")
+            budget = budget_slider(12)
             go = gr.Button("Compare", variant="primary")
             message = gr.HTML("", elem_id="compare-message")
     with gr.Row(equal_height=False):
@@ -71,21 +87,26 @@ def build_compare(engine: Engine, votes: Path) -> None:
 
     @say_mistakes(0, 9)
     def run(picture: Any, question: str, first: str, second: str, budget: float) -> tuple[Any, ...]:
-        found = tuple(engine.ask(picture, question, "prune", budget / 100, name) for name in (first, second))
-        heats = [None if look.maps is None else draw_relevance(look, 0.55) for look in found]
+        share = read_share(budget)
+        shown = engine.check(picture, question, "prune", share)
+        found = tuple(engine.ask(shown, question, "prune", share, name) for name in (first, second))
+        heats = [None if look.maps is None else draw_relevance(look) for look in found]
         return ("", *(say_stats(look, None) for look in found), *map(draw_read, found), *heats, found, "")
 
-    def vote(looks: tuple[Look, Look] | None, name: str) -> str:
+    def vote(looks: tuple[Look, Look] | None, name: str) -> tuple[str, None]:
         if looks is None:
-            return '<p class="quiet">There is nothing to vote on yet; compare two selectors first.</p>'
-        add_vote(votes, looks, VOTES[name])
-        return f'<p class="quiet">Saved: {name.lower()}. Thank you.</p>'
+            return '<p class="quiet">There is nothing to vote on; compare two selectors first.</p>', None
+        try:
+            add_vote(votes, engine.name, looks, VOTES[name])
+        except OSError as error:
+            return say_mistake(Mistake(f"the vote could not be saved: {error.strerror}")), None
+        return f'<p class="quiet">Saved: {name.lower()}. Thank you.</p>', None  # one vote for each comparison
 
     inputs, outputs = [picture, question, first, second, budget], [message, *facts, *reads, *heats, looks, said]
     gr.on([go.click, question.submit], run, inputs, outputs, api_name="compare", **MODEL)
     for text, button in buttons.items():
         button.click(
-            lambda looks, name=text: vote(looks, name), looks, said,
+            lambda looks, name=text: vote(looks, name), looks, [said, looks],
             api_visibility="private", **QUICK,
         )  # fmt: skip
     with shelf:

@@ -7,8 +7,8 @@ from typing import Any
 import gradio as gr
 
 from arr_coc.demo.ask_tab import Asked
-from arr_coc.demo.engine import Look
-from arr_coc.demo.page import QUICK, picture_output
+from arr_coc.demo.looks import Look
+from arr_coc.demo.page import QUICK, picture_output, read_whole
 from arr_coc.demo.texts import EMPTY, say_cell, say_maps, say_weights, say_words
 from arr_coc.demo.views import cell_at, draw_cell, enlarge
 
@@ -61,10 +61,10 @@ def build_microscope(asked: Asked) -> None:
         return *show(look, place), place[0] + 1, place[1] + 1
 
     def name(look: Look | None, row: float | None, column: float | None) -> tuple[Any, ...]:
-        if look is None or row is None or column is None:
+        if look is None:
             return show(look, None)
-        place = (min(max(int(row), 1), look.grid[0]) - 1, min(max(int(column), 1), look.grid[1]) - 1)
-        return show(look, place)
+        down, along = read_whole(row, 1, look.grid[0]), read_whole(column, 1, look.grid[1])
+        return show(look, None if down is None or along is None else (down - 1, along - 1))
 
     picture.select(click, asked.look, [*outputs, row, column], api_visibility="private", **QUICK)
     go.click(name, [asked.look, row, column], outputs, api_name="cell", **QUICK)

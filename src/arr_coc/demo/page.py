@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from html import escape
 from importlib.resources import files
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from gradio.utils import get_upload_folder
 
 from arr_coc.demo.engine import Mistake
 
@@ -73,8 +75,40 @@ def picture_input(label: str = "Picture") -> Any:
     """Where a picture is dropped or pasted; gives the path of its file, unopened: what is wrong with it we say."""
     picture = gr.Image(label=label, type="filepath", sources=["upload", "clipboard"], height=320)
     # not a subclass: gradio would write a stub of it beside this file
-    picture.preprocess = lambda payload: None if payload is None else payload.path  # type: ignore[method-assign]
+    picture.preprocess = _own_file  # type: ignore[method-assign]
     return picture
+
+
+def _own_file(payload: Any) -> str | None:
+    """The path of an uploaded file; a request may name any path, and only those of our own folder are read."""
+    if payload is None or not payload.path:
+        return None
+    path = Path(payload.path).resolve()
+    if not path.is_relative_to(Path(get_upload_folder()).resolve()):
+        raise gr.Error("Only uploaded pictures are read.", print_exception=False)
+    return str(path)
+
+
+def slider(label: str, least: float, most: float, value: float, step: float) -> Any:
+    """A slider whose field may be emptied; then it gives None."""
+    made = gr.Slider(least, most, value=value, step=step, label=label)
+    made.preprocess = lambda payload: payload  # type: ignore[method-assign]
+    return made
+
+
+def budget_slider(value: int) -> Any:
+    """Where the budget is set, in percent."""
+    return slider("Budget, % of the tokens", 0, 100, value, 1)
+
+
+def read_share(percent: Any) -> float | None:
+    """A budget as a share; None if it is no number."""
+    return percent / 100 if isinstance(percent, int | float) and math.isfinite(percent) else None
+
+
+def read_whole(value: Any, least: int, most: int) -> int | None:
+    """A whole number between two others; None if it is no number."""
+    return min(max(int(value), least), most) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def picture_output(label: str, height: int | None = 400, **options: Any) -> Any:
@@ -100,8 +134,8 @@ def add_examples(inputs: list[Any]) -> Any:
     return taken.load_input_event
 
 
-def say_mistakes(place: int, count: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """What a visitor can mend is said at one of `count` outputs, the others stay; the page stays up."""
+def say_mistakes(place: int, count: int, emptied: int | None = None) -> Callable[[Callable[..., Any]], Any]:
+    """What a visitor can mend is said at one of `count` outputs, one may be emptied, the others stay."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -113,7 +147,11 @@ def say_mistakes(place: int, count: int) -> Callable[[Callable[..., Any]], Calla
                 else:
                     yield found
             except Mistake as mistake:
-                yield tuple(say_mistake(mistake) if number == place else gr.skip() for number in range(count))
+                found = [gr.skip()] * count
+                if emptied is not None:
+                    found[emptied] = ""
+                found[place] = say_mistake(mistake)
+                yield tuple(found)
 
         return call
 
@@ -122,7 +160,7 @@ def say_mistakes(place: int, count: int) -> Callable[[Callable[..., Any]], Calla
 
 def say_mistake(mistake: Mistake) -> str:
     """What is wrong, in words."""
-    text = str(mistake)
+    text = str(mistake) or "this cannot be done"
     if text.split()[0].islower() and "/" not in text.split()[0]:  # a word, not the name of something
         text = text[:1].upper() + text[1:]
     return f'<div class="mistake" role="alert">{escape(text)}.</div>'

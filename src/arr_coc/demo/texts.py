@@ -6,7 +6,7 @@ from html import escape
 
 import numpy as np
 
-from arr_coc.demo.engine import Look, Maps
+from arr_coc.demo.looks import Look, Maps
 from arr_coc.demo.views import inline_map
 
 MODE_WORDS = (
@@ -128,7 +128,8 @@ def say_cell(look: Look, cell: tuple[int, int] | None) -> str:
     """Scores, strongest words and most unusual channels of one cell."""
     maps = look.maps
     if maps is None:
-        return '<p class="quiet">This selector shows no maps; its choice is in the tab Ask.</p>'
+        why = "In mode full nothing is chosen" if look.mode == "full" else "This selector shows no maps"
+        return f'<p class="quiet">{why}; ask in another mode, or with arr-coc.</p>'
     if cell is None:
         return '<p class="quiet">Click a cell of the picture, or name its row and column.</p>'
     read = look.tokens[cell] >= 1

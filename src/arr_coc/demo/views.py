@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import base64
 import io
+import math
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-from arr_coc.demo.engine import Look
 from arr_coc.demo.homunculus import draw_homunculus
+from arr_coc.demo.looks import Look
 from arr_coc.sheet import colour_map, mark_turns, show_gaze, show_heat, show_kept, stretch
 
+OPACITY = 0.55
 DRAWN = 720  # pixels along a drawn picture: text in small ones stays readable
 BOX = (230, 97, 1)  # an orange that the colour-blind see, on any map
 
@@ -23,11 +26,12 @@ def enlarge(look: Look) -> Image.Image:
     return look.image.resize(size, Image.Resampling.LANCZOS)
 
 
-def draw_relevance(look: Look, opacity: float) -> Image.Image:
-    """The picture under the map of relevance; without one, the picture."""
+def draw_relevance(look: Look, opacity: Any = OPACITY) -> Image.Image:
+    """The picture under the map of relevance; without one, the picture. An opacity that is no number is the usual."""
     if look.maps is None:
         return enlarge(look)
-    return show_heat(enlarge(look), stretch(look.maps.relevance), opacity)
+    given = isinstance(opacity, int | float) and math.isfinite(opacity)
+    return show_heat(enlarge(look), stretch(look.maps.relevance), min(max(opacity, 0.0), 1.0) if given else OPACITY)
 
 
 def draw_read(look: Look) -> Image.Image:
@@ -36,11 +40,12 @@ def draw_read(look: Look) -> Image.Image:
     rows, columns = look.grid
     if len(look.cells) == rows * columns:
         return image
-    cell = image.width / columns
-    if look.coarse:
-        return show_gaze(image, look.grid, look.cells, cell, max(1, round(look.coarse * cell / look.cell)))
+    step = (image.width / columns, image.height / rows)
+    if look.mode == "saccade":
+        blur = max(1, round(look.blur * image.width / look.image.width))
+        return show_gaze(image, look.grid, look.cells, step[0], blur)
     kept = show_kept(image, look.tokens > 0)
-    return kept if look.maps is None else mark_turns(kept, look.grid, look.cells, cell)
+    return kept if look.maps is None else mark_turns(kept, look.grid, look.cells, step)
 
 
 def draw_shares(look: Look) -> Image.Image:
@@ -48,9 +53,9 @@ def draw_shares(look: Look) -> Image.Image:
     return draw_homunculus(look.image, look.tokens.astype(np.float64), DRAWN)
 
 
-def draw_cell(look: Look, cell: tuple[int, int] | None, opacity: float = 0.55) -> Image.Image:
+def draw_cell(look: Look, cell: tuple[int, int] | None) -> Image.Image:
     """The map of relevance with one cell framed."""
-    image = draw_relevance(look, opacity)
+    image = draw_relevance(look)
     if cell is not None:
         frame(image, (cell[1] / look.grid[1], cell[0] / look.grid[0]), (1 / look.grid[1], 1 / look.grid[0]))
     return image

@@ -11,14 +11,15 @@ import gradio as gr
 import torch
 
 from arr_coc.demo.ask_tab import Asked
-from arr_coc.demo.engine import Engine, Look
-from arr_coc.demo.page import MODEL, QUICK, picture_output, say_mistakes
+from arr_coc.demo.engine import Engine, Mistake
+from arr_coc.demo.looks import Look
+from arr_coc.demo.page import MODEL, QUICK, budget_slider, picture_output, read_share, read_whole, say_mistakes
 from arr_coc.demo.views import draw_boxes, draw_read, enlarge
 from arr_coc.evaluation.scoring import exact
 from arr_coc.metrics import cells_inside, coverage
 from arr_coc.worlds import Sample, list_worlds, make_sample, split_seed
 
-SEARCHED = 60  # samples until a search gives up
+SEARCHED = 24  # samples until a search gives up: others wait
 LOOKED = 0.5  # of what had to be looked at; less was not looked at
 _LAST = 10**7
 
@@ -62,7 +63,7 @@ def build_worlds(engine: Engine, asked: Asked, tabs: Any) -> None:
         with gr.Column(scale=4, min_width=300):
             world = gr.Dropdown(list_worlds(), value="scenes", label="World", elem_id="world")
             number = gr.Number(label="Sample number", value=0, precision=0, minimum=0, maximum=_LAST)
-            budget = gr.Slider(1, 100, value=6, step=1, label="Budget, % of the tokens")
+            budget = budget_slider(6)
             with gr.Row():
                 draw = gr.Button("Draw a random one", min_width=140)
                 again = gr.Button("Show this number", min_width=140)
@@ -79,7 +80,7 @@ def build_worlds(engine: Engine, asked: Asked, tabs: Any) -> None:
 
     def look_at(world: str, number: int, budget: float) -> tuple[Sample, Look]:
         sample = draw_sample(world, number)
-        return sample, engine.ask(sample.picture, sample.question, "prune", budget / 100)
+        return sample, engine.ask(sample.picture, sample.question, "prune", read_share(budget))
 
     def shown(number: int, sample: Sample, look: Look, told: str) -> tuple[Any, ...]:
         text = f'<div class="answer">{escape(sample.question)}</div>'
@@ -88,7 +89,9 @@ def build_worlds(engine: Engine, asked: Asked, tabs: Any) -> None:
 
     @say_mistakes(5, 6)
     def one(world: str, number: float | None, budget: float) -> tuple[Any, ...]:
-        place = min(max(int(number or 0), 0), _LAST)
+        place = read_whole(number, 0, _LAST)
+        if place is None:
+            raise Mistake("the number of the sample is empty; give one, or draw a random one")
         return shown(place, *look_at(world, place, budget), f"Held-out sample {place} of {world}.")
 
     @say_mistakes(5, 6)
@@ -101,10 +104,10 @@ def build_worlds(engine: Engine, asked: Asked, tabs: Any) -> None:
                 yield shown(first + count, sample, look, told)
                 return
             yield *[gr.skip()] * 5, f'<p class="quiet">Searching: {count + 1} of {SEARCHED}, all right so far.</p>'
-        yield *[gr.skip()] * 5, f'<p class="quiet">All {SEARCHED} were right; a smaller budget may fail.</p>'
+        yield *[gr.skip()] * 5, f'<p class="quiet">All {SEARCHED} were right; search on, or use a smaller budget.</p>'
 
     def to_ask(world: str, number: float | None, budget: float) -> tuple[Any, ...]:
-        sample = draw_sample(world, min(max(int(number or 0), 0), _LAST))
+        sample = draw_sample(world, read_whole(number, 0, _LAST) or 0)
         return gr.update(value=sample.picture), sample.question, "prune", budget, gr.update(selected="ask")
 
     again.click(one, [world, number, budget], outputs, api_name="world", **MODEL)
