@@ -38,7 +38,7 @@ def browser():
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
-    with serve(folder) as (address, _):
+    with serve(folder, HF_HUB_OFFLINE="1") as (address, _):
         yield address, folder
 
 

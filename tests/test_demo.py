@@ -330,11 +330,13 @@ def test_the_spaces_requirements_are_those_of_the_package():
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A page in a folder that holds something it must not give away."""
-    folder = tmp_path_factory.mktemp("served")
+    """A page in a folder that holds something it must not give away; its own folder goes when it is terminated."""
+    folder, kept = tmp_path_factory.mktemp("served"), tmp_path_factory.mktemp("kept")
     (folder / "secret.txt").write_text("not for visitors")
-    with serve(folder) as (address, _):
+    with serve(folder, TMPDIR=str(kept), HF_HUB_OFFLINE="1") as (address, _):
         yield address, folder
+        assert list(kept.glob("arr-coc-demo-*"))
+    assert not list(kept.glob("arr-coc-demo-*"))
 
 
 def test_it_serves_nothing_but_itself(served):
@@ -374,14 +376,6 @@ def test_emptied_fields_are_said(served):
     assert "number of the sample is empty" in call(address, "world", "scenes", None, 6)
     assert "event: complete" in call(address, "cell", None, None)
     assert "event: complete" in call(address, "world", "scenes", 1, 25)
-
-
-def test_its_folder_goes_with_it(tmp_path):
-    kept = tmp_path / "temporary"
-    kept.mkdir()
-    with serve(tmp_path, TMPDIR=str(kept)):
-        assert list(kept.glob("arr-coc-demo-*"))
-    assert not list(kept.glob("arr-coc-demo-*"))  # it was terminated
 
 
 @pytest.mark.filterwarnings("ignore")

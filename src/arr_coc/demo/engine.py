@@ -88,6 +88,7 @@ class Engine:
     selector: str
     private: bool = True
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _opening: threading.Lock = field(default_factory=threading.Lock)
     _opened: OrderedDict[str, Selector] = field(default_factory=OrderedDict)
 
     @classmethod
@@ -126,8 +127,9 @@ class Engine:
         """Answer, and keep what was seen; whatever a visitor can cause is a [`Mistake`]."""
         try:
             shown = self.check(picture, question, mode, share)
-            with self._lock:
+            with self._opening:  # the Hub may take its time, for which others need not wait
                 chosen = self._find(selector or self.selector)
+            with self._lock:
                 watched = Watched(chosen) if isinstance(chosen, ARRCOCLayer) else chosen
                 vlm = ARRCOCQwen(self.vlm.model, self.vlm.processor, watched, on_error="raise")
                 options: dict[str, Any] = {"mode": mode, "budget": share, "max_new_tokens": LONGEST_ANSWER}
