@@ -88,3 +88,13 @@ def test_a_gaze_stops_growing_with_the_picture():
     found = by["Qwen3-VL-8B", 12, "saccade"]
     assert found["share_of_full"] <= 1 / 15
     assert found["times_downsample"] <= 1.7
+
+
+def test_the_2b_shape_fits_a_small_gpu_as_the_docs_say():
+    found = json.loads((ROOT / "results" / "space-h200.json").read_text())
+    assert found["weights_gb"] == round(2 * found["parameters"] / 1e9, 2)
+    docs = (ROOT.parent / "docs" / "demo.md").read_text()
+    for pixels in (1, 4, 12):
+        rows = [row for row in found["rows"] if row["megapixels"] == pixels]
+        assert all(row["fits"] and row["reserved_gb"] < found["limit_gb"] for row in rows)
+        assert f"| {pixels} | " + " | ".join(f"{row['reserved_gb']:.1f}" for row in rows) + " |" in docs

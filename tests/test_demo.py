@@ -310,8 +310,6 @@ def test_a_space_is_whole_and_its_own(tmp_path):
 def test_the_spaces_requirements_are_those_of_the_package():
     import tomllib
 
-    if not (ROOT / "pyproject.toml").exists():
-        pytest.skip("not in a checkout")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = {*project["dependencies"], *project["optional-dependencies"]["demo"]}
     lines = (Path(arr_coc.__file__).parent / "assets" / "space" / "requirements.txt").read_text().splitlines()

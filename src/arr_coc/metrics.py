@@ -10,12 +10,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 Box = Sequence[float]
+
+# What was kept of less than this share of what had to be looked at was not looked at.
+LOOKED = 0.5
 
 # A cell belongs to a box that covers this share of it, or of which it holds half.
 _COVERED, _HELD = 0.25, 0.5
@@ -87,3 +90,24 @@ def overlap(relevance: Tensor, inside: Tensor) -> Tensor:
 def pointing(relevance: Tensor, inside: Tensor) -> Tensor:
     """Whether `[B]` the most relevant cell `[B, N]` lies inside `[B, N]`."""
     return inside.gather(-1, relevance.argmax(dim=-1, keepdim=True))[..., 0]
+
+
+def find_misleading(
+    relevance: Tensor, scores: Mapping[str, Tensor], weights: Mapping[str, float], inside: Tensor
+) -> str:
+    """The score `[N]` that, by its weight, most preferred the best cells elsewhere to those inside `[N]`.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc.metrics import find_misleading
+    >>> scores = {"right": torch.tensor([1.0, 0.0]), "wrong": torch.tensor([0.0, 1.0])}
+    >>> find_misleading(scores["wrong"], scores, {"right": 0.5, "wrong": 0.5}, torch.tensor([True, False]))
+    'wrong'
+
+    ```
+    """
+    elsewhere = relevance.masked_fill(inside, -1).topk(max(1, int(inside.sum()))).indices
+    pulls = {name: weights[name] * float(one[elsewhere].mean() - one[inside].mean()) for name, one in scores.items()}
+    return max(pulls, key=lambda name: pulls[name])

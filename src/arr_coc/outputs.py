@@ -88,6 +88,23 @@ class ARRCOCOutput:
         )
 
 
+def spread_windows(values: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Values `[..., h, w]` of windows on the cells `[..., rows, columns]` under them; the last may reach beyond.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc.outputs import spread_windows
+    >>> spread_windows(torch.tensor([[1, 2]]), (2, 3)).tolist()
+    [[1, 1, 2], [1, 1, 2]]
+
+    ```
+    """
+    side = max(-(-cells // windows) for cells, windows in zip(grid, values.shape[-2:], strict=True))
+    return values.repeat_interleave(side, dim=-2).repeat_interleave(side, dim=-1)[..., : grid[0], : grid[1]]
+
+
 class Decision(NamedTuple):
     """Everything the layer works out on the device; shapes as in [`ARRCOCOutput`], lengths not yet known."""
 

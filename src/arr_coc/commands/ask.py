@@ -9,10 +9,11 @@ import numpy as np
 from PIL import Image
 
 from arr_coc.commands.look import check_files, explain, resized_note
-from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, ARRCOCConfig, Budget
+from arr_coc.config import EMBEDDED, ARRCOCConfig, Budget
 from arr_coc.models.answering import Answer, ARRCOCQwen
-from arr_coc.models.loading import SCOPE, find_base, quiet_loading
+from arr_coc.models.loading import SCOPE, find_names, quiet_loading
 from arr_coc.models.messages import make_messages
+from arr_coc.outputs import spread_windows
 from arr_coc.pictures import open_picture
 from arr_coc.sheet import save_image, show_gaze, show_kept
 
@@ -34,9 +35,8 @@ def ask(
     picture = opened.image
     make_messages(picture, question)  # refuses an empty one before anything is opened
     quiet_loading()
-    base, found = find_base(model, selector)
-    embedded = str(base) in (EMBEDDED, EMBEDDED_MODEL)
-    chosen = str(found or (EMBEDDED if embedded else "arr-coc"))
+    base, chosen = find_names(model, selector)
+    embedded = base == EMBEDDED
     vlm = ARRCOCQwen.from_pretrained(base, chosen)
     answer = vlm.answer(picture, question, budget=budget, mode=mode)  # type: ignore[arg-type]  # checked there
     name = EMBEDDED if embedded else vlm.config.name_or_path
@@ -80,10 +80,8 @@ def draw_gaze(picture: Image.Image, answer: Answer, cell: int = 32) -> Image.Ima
         return picture
     scale = max(1, round((rows * columns / max(1, answer.tokens.used - len(cells))) ** 0.5))
     if answer.output is not None and len(cells):
-        relevance = answer.output.relevance[0, 0]
-        side = -(-rows // len(relevance))  # cells of a window
-        worth = relevance.cpu().numpy()[cells // columns // side, cells % columns // side]
-        cells = cells[(-worth).argsort(kind="stable")]
+        worth = spread_windows(answer.output.relevance[0, 0], (rows, columns)).cpu().numpy().flatten()
+        cells = cells[(-worth[cells]).argsort(kind="stable")]
     return show_gaze(picture, (rows, columns), cells, cell, scale)
 
 

@@ -15,6 +15,9 @@ from arr_coc.pictures import open_picture
 from arr_coc.selecting import list_selectors
 from arr_coc.sheet import draw_comparison, save_image
 
+# They are told where to look, or choose no tokens of their own by the question.
+UNASKED = ("oracle", "downsample", "half-and-half")
+
 
 def compare(
     selectors: tuple[str, str], path: Path, question: str, model: str | None, budget: Budget, out: Path | None
@@ -22,7 +25,7 @@ def compare(
     """Ask one question through two selectors and draw where each of them looked."""
     check_files(path, out, "--out")
     for name in selectors:
-        if name in ("oracle", "downsample", "half-and-half"):
+        if name in UNASKED:
             raise ValueError(f"{name} chooses no tokens of its own by the question; compare others")
     picture = open_picture(path).image
     make_messages(picture, question)  # refuses an empty one before anything is opened

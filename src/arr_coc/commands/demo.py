@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from arr_coc.demo.engine import Engine
+from arr_coc.evaluation.running import check_device
 
 FIRST_PORT, LAST_PORT = 7860, 7959
 NEEDS = "the demo needs gradio; install it with pip install 'arr-coc[demo]'"
@@ -44,17 +45,11 @@ def demo(
 
 
 def open_engine(model: str | None, selector: str | None, device: str | None, private: bool) -> Engine:
-    """The engine, on a GPU where there is one and the model is more than the embedded one."""
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device not in ("cpu", "cuda"):
-        raise ValueError(f"`device` must be cpu or cuda, got {device!r}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("there is no CUDA device; use cpu")
-    half = device == "cuda" and model is not None
-    loading = {"dtype": torch.float16} if half else {}
+    """The engine, on a GPU where there is one; there models but the embedded one are opened in float16."""
+    place = check_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    loading = {"dtype": torch.float16} if place.type == "cuda" and model is not None else {}
     engine = Engine.open(model, selector, private=private, **loading)
-    engine.vlm.to(device)
+    engine.vlm.to(place)
     return engine
 
 

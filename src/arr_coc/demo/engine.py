@@ -17,12 +17,13 @@ from PIL import Image
 from torch import nn
 
 from arr_coc.batching import group_queries
-from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, Budget
+from arr_coc.commands.compare import UNASKED
+from arr_coc.config import EMBEDDED, Budget
 from arr_coc.demo.looks import Look, make_look
 from arr_coc.layer import ARRCOCLayer
 from arr_coc.models.answering import ARRCOCQwen
 from arr_coc.models.family import open_family
-from arr_coc.models.loading import find_base, load_selector, quiet_loading
+from arr_coc.models.loading import find_names, load_selector, quiet_loading
 from arr_coc.pictures import open_picture
 from arr_coc.selecting import Selection, Selector, TokenSelector, VisualQuery, list_selectors
 from arr_coc.texture import CHANNELS
@@ -34,8 +35,6 @@ MODES = ("prune", "saccade", "weight", "full")
 LONGEST_QUESTION, LONGEST_ANSWER, OPEN = 2000, 64, 6
 # Visual tokens that one question may have where the picture is looked at in its own resolution: others wait.
 MOST_TOKENS = {"cpu": 2048, "cuda": 16384}
-# They are told where to look, or choose no tokens of their own by the question.
-UNASKED = ("oracle", "downsample", "half-and-half")
 
 
 class Mistake(ValueError):
@@ -97,13 +96,10 @@ class Engine:
     ) -> Engine:
         """Open a model by its directory or Hub id (the embedded one by default) with its selector."""
         quiet_loading()
-        base, found = find_base(model, selector)
-        embedded = str(base) in (EMBEDDED, EMBEDDED_MODEL)
-        chosen = str(found or (EMBEDDED if embedded else "arr-coc"))
+        name, chosen = find_names(model, selector)
         if chosen in UNASKED:
             raise ValueError(f"{chosen} chooses no tokens by the question; use another selector")
-        vlm = ARRCOCQwen.from_pretrained(base, chosen, on_error="raise", **loading)
-        name = EMBEDDED if embedded else str(base)
+        vlm = ARRCOCQwen.from_pretrained(name, chosen, on_error="raise", **loading)
         if not private:  # strangers need not know where things lie
             name, chosen = (Path(one).name if Path(one).is_dir() else one for one in (name, chosen))
         return cls(vlm, name, chosen, private)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from arr_coc.balancing import SCORES, TENSIONS
 from arr_coc.models.answering import Answer
-from arr_coc.outputs import ARRCOCOutput
+from arr_coc.outputs import ARRCOCOutput, spread_windows
 
 Floats = NDArray[np.float32]
 DRAWN = 1024  # pixels along a picture that is kept
@@ -134,12 +134,9 @@ def continue_edges(image: Image.Image, size: tuple[int, int]) -> Image.Image:
 
 def read_maps(output: ARRCOCOutput, words: tuple[str, ...], channels: Mapping[str, int], grid: tuple[int, int]) -> Maps:
     """What a layer saw, as arrays on the grid of cells; windows, whose last may reach beyond it, are cut up."""
-    seen = output.relevance.shape[-2:]
-    side = max(-(-grid[0] // seen[0]), -(-grid[1] // seen[1]))
 
     def array(values: torch.Tensor) -> Floats:
-        cells = values.repeat_interleave(side, dim=-2).repeat_interleave(side, dim=-1)[..., : grid[0], : grid[1]]
-        return cells.detach().float().cpu().numpy()
+        return spread_windows(values, grid).detach().float().cpu().numpy()
 
     texture = None if output.texture is None else array(output.texture[0, 0])
     pull = array(output.word_pull[0, :, 0]) if output.word_pull is not None else np.zeros((0, *grid), np.float32)

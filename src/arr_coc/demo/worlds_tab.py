@@ -16,11 +16,10 @@ from arr_coc.demo.looks import Look
 from arr_coc.demo.page import MODEL, QUICK, budget_slider, picture_output, read_share, read_whole, say_mistakes
 from arr_coc.demo.views import draw_boxes, draw_read, enlarge
 from arr_coc.evaluation.scoring import exact
-from arr_coc.metrics import cells_inside, coverage
+from arr_coc.metrics import LOOKED, cells_inside, coverage, find_misleading
 from arr_coc.worlds import Sample, list_worlds, make_sample, split_seed
 
 SEARCHED = 24  # samples until a search gives up: others wait
-LOOKED = 0.5  # of what had to be looked at; less was not looked at
 _LAST = 10**7
 
 
@@ -44,16 +43,13 @@ def judge(sample: Sample, look: Look) -> str:
 
 
 def _misled(look: Look, inside: torch.Tensor) -> str:
-    """The scorer that, by its weight, most preferred other cells."""
+    """The score that led elsewhere, if a layer chose."""
     if look.maps is None:
         return ""
-    within = inside.numpy()
-    pulls = {}
-    for name, score in look.maps.scores.items():
-        elsewhere = (look.tokens >= 1) & ~within
-        if elsewhere.any():
-            pulls[name] = look.maps.weights[name] * float(score[elsewhere].mean() - score[within].mean())
-    return f"; the score that misled it most is {max(pulls, key=lambda name: pulls[name])}" if pulls else ""
+    relevance, *scores = (torch.from_numpy(one).flatten() for one in (look.maps.relevance, *look.maps.scores.values()))
+    named = dict(zip(look.maps.scores, scores, strict=True))
+    name = find_misleading(relevance, named, look.maps.weights, inside.flatten())
+    return f"; the score that misled it most is {name}"
 
 
 def build_worlds(engine: Engine, asked: Asked, tabs: Any) -> None:

@@ -19,7 +19,7 @@ from arr_coc.evaluation.contenders import Contender, read_budget
 from arr_coc.evaluation.records import Record, Store
 from arr_coc.evaluation.scoring import METRICS
 from arr_coc.evaluation.tasks import Item, MissingPicture, Task
-from arr_coc.metrics import cells_inside, coverage, overlap, pointing, precision
+from arr_coc.metrics import LOOKED, cells_inside, coverage, find_misleading, overlap, pointing, precision
 from arr_coc.models.asking import ChatTokens, Ints
 from arr_coc.models.attaching import attach
 from arr_coc.models.family import Encoded, Family, Inputs, open_family
@@ -30,8 +30,6 @@ from arr_coc.outputs import ARRCOCOutput
 from arr_coc.selecting import LanguageSelector
 
 Progress = Callable[[int], None]
-# What was kept of less than this share of what had to be looked at was not looked at.
-LOOKED = 0.5
 # Items of a task whose kept cells are written down, for drawing.
 DRAWN = 40
 
@@ -158,19 +156,10 @@ def measure_looking(item: Item, kept: tuple[Grid, Ints] | None, output: ARRCOCOu
         flat = relevance.flatten()
         found |= {"overlap": float(overlap(flat, inside)), "pointing": float(pointing(flat, inside))}
         if found.get("coverage", 1.0) < LOOKED:
-            found["misled"] = _misled(output, inside)
+            scores = {name: score[0, -1].float().cpu().flatten() for name, score in output.scores.items()}
+            weights = dict(zip(scores, output.weights[0].tolist(), strict=True))
+            found["misled"] = find_misleading(flat, scores, weights, inside)
     return {name: value if isinstance(value, str) else round(value, 4) for name, value in found.items()}
-
-
-def _misled(output: ARRCOCOutput, inside: Tensor) -> str:
-    """The scorer that, by its weight, most preferred the best cells elsewhere to those inside `[N]`."""
-    relevance = output.relevance[0, -1].float().cpu().flatten()
-    elsewhere = relevance.masked_fill(inside, -1).topk(max(1, int(inside.sum()))).indices
-    pulls = {}
-    for place, (name, score) in enumerate(output.scores.items()):
-        flat = score[0, -1].float().cpu().flatten()
-        pulls[name] = float(output.weights[0, place]) * float(flat[elsewhere].mean() - flat[inside].mean())
-    return max(pulls, key=lambda name: pulls[name])
 
 
 def run_task(

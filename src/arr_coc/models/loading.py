@@ -146,6 +146,13 @@ def find_base(
     return recorded, selector
 
 
+def find_names(base: str | Path | None, selector: str | Path | None) -> tuple[str, str]:
+    """Names of the model and the selector that are meant, where either was left out."""
+    found, chosen = find_base(base, selector)
+    name = EMBEDDED if str(found) in (EMBEDDED, EMBEDDED_MODEL) else str(found)
+    return name, str(chosen or (EMBEDDED if name == EMBEDDED else "arr-coc"))
+
+
 def _is_bare_name(place: str | Path) -> bool:
     """Neither a directory nor of the form of a Hub id."""
     return "/" not in str(place) and not os.path.isdir(place)
