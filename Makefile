@@ -31,10 +31,10 @@ test-gpu: $(VENV)/dev.stamp  ## what needs a CUDA device
 	$(BIN)/python -m pytest -q -m gpu
 
 test-lmms: $(LMMS)/stamp  ## lmms-eval, in an environment of its own, against our own evaluation
-	$(LMMS)/bin/python -m pytest -q -m lmms tests/lmms
+	$(LMMS)/bin/python -m pytest -q -m lmms tests/evaluation/lmms
 
 test-browser: $(VENV)/browser.stamp  ## the page in a real browser; screenshots go to out/browser
-	$(BIN)/python -m pytest -q -m browser tests/test_browser.py
+	$(BIN)/python -m pytest -q -m browser tests/apps/test_browser.py
 
 screenshots: $(VENV)/browser.stamp  ## draw the page for README and docs again
 	$(BIN)/python docs/images/shoot.py

@@ -18,11 +18,11 @@ import typer
 from timing import Clock, machine, summary, write_json
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer, create_selector, prepare
-from arr_coc.evaluation.clocks import cache_bytes
 from arr_coc.evaluation.shapes import build_shape, inputs_for_shape
-from arr_coc.models.family import open_family
-from arr_coc.models.preparing import Settings, prepare_with_outputs
-from arr_coc.models.stages import OFF, Stopwatch
+from arr_coc.evaluation.timing import cache_bytes
+from arr_coc.families.family import open_family
+from arr_coc.prompting.prune import Settings, prepare_with_outputs
+from arr_coc.runtime.stopwatch import OFF, Stopwatch
 
 KEPT = (1024, 400, 200, 64)
 GRIDS = ((32, 32), (64, 64), (94, 126))

@@ -22,15 +22,15 @@ from attach import TIMED, TINY, compile_layers
 from timing import Clock, machine, write_json
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer, patches_from_picture, prepare
-from arr_coc.baselines import shrink_grid
 from arr_coc.evaluation.shapes import IDS, build_shape
-from arr_coc.gaze import DEFAULT_BUDGET, Gaze, plan_gaze
-from arr_coc.graphs import GraphCache, may_replay
-from arr_coc.models.family import open_family
-from arr_coc.models.preparing import prepare_with_outputs
-from arr_coc.models.settings import Settings
-from arr_coc.models.stages import Stopwatch
-from arr_coc.sights import NativeSight
+from arr_coc.families.family import open_family
+from arr_coc.gaze.plan import DEFAULT_BUDGET, Gaze, plan_gaze
+from arr_coc.gaze.source import NativeSight
+from arr_coc.prompting.prune import prepare_with_outputs
+from arr_coc.prompting.settings import Settings
+from arr_coc.runtime.cuda_graphs import GraphCache, may_replay
+from arr_coc.runtime.stopwatch import Stopwatch
+from arr_coc.selectors.smaller_picture import shrink_grid
 
 SIZES = {1: (1024, 1024), 4: (2048, 2048), 12: (3008, 4032), 50: (6144, 8192), 200: (12288, 16384)}
 MOST_FULL = 13  # megapixels above which all tokens are not tried: the encoder's attention alone takes minutes

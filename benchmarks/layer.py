@@ -22,10 +22,10 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer, generate_texture_array
 from arr_coc.attending import finish_plan
-from arr_coc.graphs import GraphCache
 from arr_coc.knowing import Participation
-from arr_coc.layer import MOST_REPLAYED_PIXELS
-from arr_coc.saliency import picture_structure
+from arr_coc.pixels.saliency import picture_structure
+from arr_coc.realizing import MOST_REPLAYED_PIXELS
+from arr_coc.runtime.cuda_graphs import GraphCache
 
 WIDTH = 2048  # of the 2B language model
 WORDS = 16

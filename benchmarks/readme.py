@@ -15,7 +15,7 @@ from typing import Any
 from arr_coc.evaluation.contenders import FULL, OURS
 from arr_coc.evaluation.report import draw_charts
 from arr_coc.evaluation.sections import write_budget
-from arr_coc.saving import write_aside
+from arr_coc.runtime.atomic_files import write_aside
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "eval-h200" / "summary.json"

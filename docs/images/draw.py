@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from arr_coc import ARRCOCQwen
 from arr_coc.commands.ask import draw_gaze, draw_overlay
-from arr_coc.worlds import draw_scene, split_seed
+from arr_coc.data.worlds import draw_scene, split_seed
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "src" / "arr_coc" / "assets" / "examples"

@@ -18,10 +18,10 @@ from PIL import Image
 
 from arr_coc import load_processor
 from arr_coc.config import EMBEDDED
-from arr_coc.evaluating import answer_samples, exact_match
-from arr_coc.models.loading import load_model, load_selector
-from arr_coc.worlds import Sample, make_sample, split_seed
-from arr_coc.worlds.photos import presence_samples, read_photos
+from arr_coc.data.coco import presence_samples, read_photos
+from arr_coc.data.worlds import Sample, make_sample, split_seed
+from arr_coc.evaluation.samples import answer_samples, exact_match
+from arr_coc.inference.load import load_model, load_selector
 
 # Least share of exact answers with all tokens.
 BARS = {

@@ -13,11 +13,11 @@ from courses import COURSES, Kind, Part, augment, mosaic
 from PIL import Image
 from torch import Tensor
 
-from arr_coc.worlds import Scene, draw_scene, split_seed
-from arr_coc.worlds.drawing import CHARACTERS, COLOURS, SHAPES
-from arr_coc.worlds.pages import COLUMNS, ITEMS, KEYS
-from arr_coc.worlds.photos import Photo, class_frequencies, photo_scene, presence_samples
-from arr_coc.worlds.sampling import Question
+from arr_coc.data.coco import Photo, class_frequencies, photo_scene, presence_samples
+from arr_coc.data.worlds import Scene, draw_scene, split_seed
+from arr_coc.data.worlds.drawing import CHARACTERS, COLOURS, SHAPES
+from arr_coc.data.worlds.pages import COLUMNS, ITEMS, KEYS
+from arr_coc.data.worlds.world import Question
 
 CELL = 32
 # What lies under a token, said with words of the vocabulary.

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from arr_coc.models.family import open_family
-from arr_coc.worlds.photos import Photo
-from arr_coc.worlds.sampling import Box
+from arr_coc.data.coco import Photo
+from arr_coc.data.worlds.world import Box
+from arr_coc.families.family import open_family
 
 
 def area_under_curve(scores: np.ndarray, inside: np.ndarray) -> float:

@@ -11,7 +11,7 @@ import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3VLConfig
 
-from arr_coc.models.loading import without_clips
+from arr_coc.inference.load import without_clips
 
 HERE = Path(__file__).parent
 MARKERS = (

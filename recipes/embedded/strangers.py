@@ -147,7 +147,8 @@ def draw(kind, number):
         for shape, r in zip(shapes, sizes, strict=False):
             page.shape(shape, rng.choice(colours), r)
         question, answer = "what is in the picture?", ", ".join(shapes[: len(sizes)])
-    name = f"{kind}-{number}.png"
+    name = f"{kind}/{number}.png"
+    (HERE / kind).mkdir(exist_ok=True)
     page.save(name)
     return {"file": name, "kind": kind, "question": question, "answer": answer}
 
@@ -166,7 +167,7 @@ def main():
             if row is not None:
                 rows.append(row)
                 made += 1
-    (HERE / "answers.json").write_text(json.dumps(rows, indent=0) + "\n")
+    (HERE / "answers.json").write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

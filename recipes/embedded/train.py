@@ -29,8 +29,8 @@ from data import SEEN, Batcher, Held, Stream
 from fast import FastPath
 from parts import make_config, make_processor, save_processor
 
-from arr_coc.worlds.drawing import extra_fonts
-from arr_coc.worlds.photos import Photo, read_photos
+from arr_coc.data.coco import Photo, read_photos
+from arr_coc.data.worlds.drawing import extra_fonts
 
 
 class Trainer:

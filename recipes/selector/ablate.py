@@ -17,16 +17,16 @@ from check import SIZES, look
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer
 from arr_coc.config import EMBEDDED
-from arr_coc.evaluating import answer_samples, exact_match
-from arr_coc.models.loading import load_model, load_processor
-from arr_coc.saving import write_aside
-from arr_coc.training.batches import Schedule, Source
-from arr_coc.training.examples import Shown, expression_examples, world_examples
-from arr_coc.training.features import INDEX, Features, features_key, weights_key, write_features
-from arr_coc.training.loop import LoopConfig, open_accelerator, train
+from arr_coc.data.sources import open_source
+from arr_coc.data.training_examples import Shown, expression_examples, world_examples
+from arr_coc.data.worlds import make_sample, split_seed
+from arr_coc.evaluation.samples import answer_samples, exact_match
+from arr_coc.inference.load import load_model, load_processor
+from arr_coc.runtime.atomic_files import write_aside
+from arr_coc.training.feature_cache import INDEX, Features, features_key, weights_key, write_features
 from arr_coc.training.proxy import ProxyTask
-from arr_coc.training.sources import open_source
-from arr_coc.worlds import make_sample, split_seed
+from arr_coc.training.schedule import Schedule, Source
+from arr_coc.training.trainer import LoopConfig, open_accelerator, train
 
 BUDGET = 0.125
 Change = Callable[[ARRCOCLayer], None]

@@ -16,15 +16,15 @@ import typer
 from arr_coc import ARRCOCLayer, ARRCOCQwen, create_selector
 from arr_coc.balancing import SCORES, TENSIONS
 from arr_coc.config import EMBEDDED
-from arr_coc.evaluating import answer_samples, exact_match
-from arr_coc.metrics import cells_inside, coverage, overlap
-from arr_coc.models.loading import load_selector
-from arr_coc.saving import write_aside
+from arr_coc.data.training_examples import clip_box, coco_examples, expression_examples, read_rows, world_examples
+from arr_coc.data.worlds import draw_scene, make_sample, split_seed
+from arr_coc.evaluation.metrics import cells_inside, coverage, overlap
+from arr_coc.evaluation.samples import answer_samples, exact_match
+from arr_coc.inference.load import load_selector
+from arr_coc.runtime.atomic_files import write_aside
 from arr_coc.texture import CHANNELS
-from arr_coc.training.examples import clip_box, coco_examples, expression_examples, read_rows, world_examples
-from arr_coc.training.features import INDEX, Features, features_key, weights_key, write_features
+from arr_coc.training.feature_cache import INDEX, Features, features_key, weights_key, write_features
 from arr_coc.training.proxy import judge_batch
-from arr_coc.worlds import draw_scene, make_sample, split_seed
 
 SHARES = {0.25: 0.97, 0.125: 0.95, 0.06: 0.92}  # of the oracle's answers, at least
 SIZES = {"scenes": (512, 512), "camouflage": (512, 512), "pages": (768, 768)}

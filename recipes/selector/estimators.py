@@ -14,13 +14,13 @@ import typer
 
 from arr_coc import ARRCOCLayer
 from arr_coc.config import EMBEDDED
-from arr_coc.evaluating import answer_samples, exact_match
-from arr_coc.models.loading import load_model, load_processor
-from arr_coc.saving import write_aside
+from arr_coc.data.worlds import make_sample, split_seed
+from arr_coc.evaluation.samples import answer_samples, exact_match
+from arr_coc.inference.load import load_model, load_processor
+from arr_coc.runtime.atomic_files import write_aside
 from arr_coc.training.answers_stage import train_answers
 from arr_coc.training.estimators import ESTIMATORS
-from arr_coc.training.loop import LoopConfig
-from arr_coc.worlds import make_sample, split_seed
+from arr_coc.training.trainer import LoopConfig
 
 STAGES = {"answers": ("scenes", "camouflage"), "hard": ("camouflage", "crowded")}
 BUDGETS = (0.125, 0.06)

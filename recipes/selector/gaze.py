@@ -18,11 +18,11 @@ import typer
 
 from arr_coc import ChatTokens, Gaze, create_selector, prepare
 from arr_coc.config import EMBEDDED
-from arr_coc.evaluating import answer_samples, exact_match, make_inputs
-from arr_coc.models.loading import load_model, load_processor, load_selector
-from arr_coc.models.messages import stand_in
-from arr_coc.saving import write_aside
-from arr_coc.worlds import Sample, make_sample, split_seed
+from arr_coc.data.worlds import Sample, make_sample, split_seed
+from arr_coc.evaluation.samples import answer_samples, exact_match, make_inputs
+from arr_coc.inference.load import load_model, load_processor, load_selector
+from arr_coc.inference.messages import stand_in
+from arr_coc.runtime.atomic_files import write_aside
 
 BUDGET = 529
 FIRST = 6_000_000  # of the test seeds used here

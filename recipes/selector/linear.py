@@ -14,16 +14,16 @@ import typer
 from safetensors.torch import save_file
 
 from arr_coc import VisualQuery
-from arr_coc.baselines.linear import describe_cells
-from arr_coc.evaluation.running import Opened
-from arr_coc.metrics import cells_inside
-from arr_coc.models.family import open_family
-from arr_coc.models.loading import load_model, load_processor
-from arr_coc.models.preparing import prepare_with_outputs
-from arr_coc.models.settings import Settings
-from arr_coc.selecting import Selection, TokenSelector
-from arr_coc.training.sources import world_size
-from arr_coc.worlds import make_sample, split_seed
+from arr_coc.data.sources import world_size
+from arr_coc.data.worlds import make_sample, split_seed
+from arr_coc.evaluation.metrics import cells_inside
+from arr_coc.evaluation.run import Opened
+from arr_coc.families.family import open_family
+from arr_coc.inference.load import load_model, load_processor
+from arr_coc.prompting.prune import prepare_with_outputs
+from arr_coc.prompting.settings import Settings
+from arr_coc.selectors.contract import Selection, TokenSelector
+from arr_coc.selectors.linear import describe_cells
 
 WORLDS = ("scenes", "camouflage", "pages", "needles")
 

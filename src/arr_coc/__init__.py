@@ -1,6 +1,6 @@
 """ARR-COC: vision-language models that look where the question points.
 
-The data path is the file list: `texture` -> `knowing` -> `balancing` -> `attending` -> `layer`.
+The data path is the file list: `texture` -> `knowing` -> `balancing` -> `attending` -> `realizing`.
 """
 
 from importlib import import_module
@@ -9,35 +9,29 @@ from typing import TYPE_CHECKING
 from arr_coc._version import __version__
 
 if TYPE_CHECKING:
-    from arr_coc._exports import (
-        CHANNELS,
-        ARRCOCConfig,
-        ARRCOCLayer,
+    from arr_coc.config import ARRCOCConfig
+    from arr_coc.families import list_families
+    from arr_coc.gaze.plan import Gaze
+    from arr_coc.inference.answer import Answer, ARRCOCQwen
+    from arr_coc.inference.attach import Attachment, attach
+    from arr_coc.inference.load import load_processor
+    from arr_coc.pixels.patches import patches_from_picture, picture_from_patches
+    from arr_coc.pixels.previous_frame import PreviousFrame
+    from arr_coc.prompting.prune import prepare
+    from arr_coc.prompting.question import ChatTokens
+    from arr_coc.realizing import ARRCOCLayer
+    from arr_coc.selectors import (
         ARRCOCOutput,
-        Gaze,
         LanguageSelector,
         PictureSelector,
-        PreviousFrame,
         Selection,
         TokenSelector,
         VisualQuery,
         create_selector,
-        generate_texture_array,
         list_selectors,
-        patches_from_picture,
-        picture_from_patches,
         register_selector,
     )
-    from arr_coc.models import (
-        Answer,
-        ARRCOCQwen,
-        Attachment,
-        ChatTokens,
-        attach,
-        list_families,
-        load_processor,
-        prepare,
-    )
+    from arr_coc.texture import CHANNELS, generate_texture_array
 
 __all__ = [
     "CHANNELS",
@@ -68,18 +62,33 @@ __all__ = [
     "register_selector",
 ]
 
-
-_OF_MODELS = {
-    *("ARRCOCQwen", "Answer", "Attachment", "ChatTokens"),
-    *("attach", "list_families", "load_processor", "prepare"),
+_HOMES = {
+    "config": ("ARRCOCConfig",),
+    "families": ("list_families",),
+    "gaze.plan": ("Gaze",),
+    "inference.answer": ("Answer", "ARRCOCQwen"),
+    "inference.attach": ("Attachment", "attach"),
+    "inference.load": ("load_processor",),
+    "prompting.prune": ("prepare",),
+    "pixels.patches": ("patches_from_picture", "picture_from_patches"),
+    "pixels.previous_frame": ("PreviousFrame",),
+    "prompting.question": ("ChatTokens",),
+    "realizing": ("ARRCOCLayer",),
+    "selectors": (
+        *("ARRCOCOutput", "LanguageSelector", "PictureSelector", "Selection", "TokenSelector", "VisualQuery"),
+        *("create_selector", "list_selectors", "register_selector"),
+    ),
+    "texture": ("CHANNELS", "generate_texture_array"),
 }
+_HOME = {name: f"arr_coc.{module}" for module, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
     # torch and transformers take seconds to import: `arr-coc --help` and usage errors should not wait for them
-    if name not in __all__:
+    if name not in _HOME:
         raise AttributeError(f"module 'arr_coc' has no attribute {name!r}")
-    return getattr(import_module("arr_coc.models" if name in _OF_MODELS else "arr_coc._exports"), name)
+    import_module("arr_coc.realizing")  # the layer is a selector too: whoever lists selectors finds it
+    return getattr(import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:

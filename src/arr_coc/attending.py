@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from arr_coc.config import ARRCOCConfig, Budget, Grid, check_budget
-from arr_coc.constants import constant
-from arr_coc.knowing import unit_rows
+from arr_coc.runtime.tensors import constant, unit_rows
 
 # A plain softmax over a thousand scores in [0, 1] is nearly uniform and would always ask for the most tokens.
 SHARPNESS = 45.0
@@ -201,8 +200,8 @@ class TokenAllocator(nn.Module):
             features (`Tensor` of shape `[B, N, F]`): what near-duplicates are judged by.
             tensions (`Tensor` of shape `[B, 3]`): detail, explore, variety.
             budget (`int`, `float` or `"auto"`): see the budget rule.
-            structure (`Tensor` of shape `[B]`, *optional*): from [`~arr_coc.saliency.picture_structure`]; without it
-                (no picture) the grid fallback is never taken.
+            structure (`Tensor` of shape `[B]`, *optional*): from [`~arr_coc.pixels.saliency.picture_structure`];
+                without it (no picture) the grid fallback is never taken.
             match (`Tensor` of shape `[B]`, *optional*): from [`~arr_coc.knowing.Participation`].
             visited (`Tensor` of shape `[B, N]`, *optional*): True where earlier frames were looked at; exploration
                 goes elsewhere first.

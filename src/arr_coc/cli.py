@@ -220,7 +220,7 @@ def train(
         if stage not in ("proxy", "answers", "hard"):
             raise ValueError(f"`--stage` must be proxy, answers or hard, got {stage!r}")
         from arr_coc.commands.train import train as run
-        from arr_coc.training.loop import LoopConfig
+        from arr_coc.training.trainer import LoopConfig
 
         peak = rate if rate is not None else 3e-3 if stage == "proxy" else 1e-3
         config = LoopConfig(steps=steps, batch_size=batch, rate=peak, seed=seed, save_every=save_every)

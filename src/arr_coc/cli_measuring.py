@@ -62,7 +62,7 @@ def evaluate(
         chosen = _split(selectors, "selectors")
         from arr_coc.commands.evaluate import Evaluation
         from arr_coc.commands.evaluate import evaluate as run
-        from arr_coc.worlds import list_worlds
+        from arr_coc.data.worlds import list_worlds
 
         given = Evaluation(
             tuple(tasks or list_worlds()), tuple(chosen), budgets, out, model, limit, size, batch, device, dtype,

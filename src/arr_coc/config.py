@@ -102,7 +102,7 @@ class ARRCOCConfig:
             The vision-language model this layer was made for.
         compressor_levels (`int`, *optional*, defaults to 0):
             Levels of the encoder's tokens (its output, then DeepStack's) that a learned compressor makes fewer; 0 has
-            no compressor. See [`~arr_coc.compression.ConvCompressor`].
+            no compressor. See [`~arr_coc.gaze.compression.ConvCompressor`].
         seed (`int`, *optional*, defaults to 0):
             Seed of the fixed orthogonal projections and of the convolutions behind zero-initialised corrections.
         arr_coc_version (`str`, *optional*):

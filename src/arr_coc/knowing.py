@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from arr_coc.config import ARRCOCConfig, Grid
-from arr_coc.mipmaps import halve, resize
-from arr_coc.saliency import structure_of
+from arr_coc.pixels.mipmaps import halve, resize
+from arr_coc.pixels.saliency import structure_of
+from arr_coc.runtime.tensors import unit_rows
 from arr_coc.texture import CHANNELS
 
 # Channels whose local diversity is information. Others (places, clusters, memory) start with next to no weight.
@@ -41,24 +42,6 @@ HISTOGRAM_BINS = 12
 PULL_SOFTNESS = 0.02
 # A word whose cosine varies less than this over the picture points nowhere: encoders drift that much with position.
 FLAT_PULL = 0.04
-
-
-def unit_rows(x: Tensor) -> Tensor:
-    """Rows of length 1; zero rows stay zero. Safe in half precision, where neither a small epsilon nor a large norm is.
-
-    Example:
-
-    ```python
-    >>> import torch
-    >>> from arr_coc.knowing import unit_rows
-    >>> unit_rows(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).tolist()
-    [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
-
-    ```
-    """
-    length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-    inverse = torch.where(length > 0, length, 1.0).reciprocal().clamp(max=6e4)
-    return x * inverse.to(x.dtype)
 
 
 class InformationScorer(nn.Module):
@@ -119,19 +102,20 @@ class InformationScorer(nn.Module):
 class PerspectivalScorer(nn.Module):
     """Perspectival knowing: a small CNN on the texture that starts as the mean of the saliency channels.
 
-    Example:
+        Example:
 
-    ```python
-    >>> import torch
-    >>> from arr_coc import ARRCOCConfig
-    >>> from arr_coc.knowing import PerspectivalScorer
-    >>> from arr_coc.texture import CHANNELS
-    >>> texture = torch.rand(1, 40, 5, 7)
-    >>> score = PerspectivalScorer(ARRCOCConfig(hidden_size=64))(texture)
-    >>> torch.allclose(score, texture[:, CHANNELS["full"]["saliency"]], atol=1e-4)
-    True
+        ```python
+        >>> import torch
+        >>> from arr_coc import ARRCOCConfig
+        >>> from arr_coc.knowing import PerspectivalScorer
+        >>> from arr_coc.runtime.tensors import unit_rows
+    from arr_coc.texture import CHANNELS
+        >>> texture = torch.rand(1, 40, 5, 7)
+        >>> score = PerspectivalScorer(ARRCOCConfig(hidden_size=64))(texture)
+        >>> torch.allclose(score, texture[:, CHANNELS["full"]["saliency"]], atol=1e-4)
+        True
 
-    ```
+        ```
     """
 
     def __init__(self, config: ARRCOCConfig, width: int = 32) -> None:

@@ -1,10 +1,10 @@
-"""The golden record: what the package answered, kept and reported before a change, to be compared with what it does now.
+"""The golden record: what the package answered, kept and reported before a change, compared with what it does now.
 
     python tests/golden/record.py            # make the record again and compare; exit code 1 where it differs
     python tests/golden/record.py --write    # make it the new record; the commit says why
 
-Answers, kept cells, ids and tables must be the same; relevance maps, losses and weights may differ by 1e-5. It stands on
-the public API and the command line, so that files may move underneath.
+Answers, kept cells, ids and tables must be the same; relevance maps, losses and weights may differ by 1e-5. It uses the
+public API and the command line, so that files may move underneath.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import numpy as np
 import tiny_models
@@ -36,7 +36,7 @@ from arr_coc import (
     prepare,
 )
 from arr_coc.cli import app
-from arr_coc.worlds import list_worlds, make_sample, split_seed
+from arr_coc.data.worlds import list_worlds, make_sample, split_seed
 
 RECORD = Path(__file__).with_name("record.json")
 TOLERANCE = 1e-5

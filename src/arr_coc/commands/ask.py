@@ -10,12 +10,12 @@ from PIL import Image
 
 from arr_coc.commands.look import check_files, explain, resized_note
 from arr_coc.config import EMBEDDED, ARRCOCConfig, Budget
-from arr_coc.models.answering import Answer, ARRCOCQwen
-from arr_coc.models.loading import SCOPE, find_names, quiet_loading
-from arr_coc.models.messages import make_messages
-from arr_coc.outputs import spread_windows
-from arr_coc.pictures import open_picture
-from arr_coc.sheet import save_image, show_gaze, show_kept
+from arr_coc.drawing.sheet import save_image, show_gaze, show_kept
+from arr_coc.inference.answer import Answer, ARRCOCQwen
+from arr_coc.inference.load import SCOPE, find_names, quiet_loading
+from arr_coc.inference.messages import make_messages
+from arr_coc.pixels.files import open_picture
+from arr_coc.selectors.output import spread_windows
 
 
 def ask(

@@ -12,12 +12,12 @@ import torch
 from PIL import Image
 
 from arr_coc.config import EMBEDDED
-from arr_coc.evaluation.clocks import describe_machine, time_contenders
 from arr_coc.evaluation.contenders import open_contenders, parse_budgets
-from arr_coc.evaluation.running import Opened, check_device, open_model
+from arr_coc.evaluation.run import Opened, check_device, open_model
 from arr_coc.evaluation.shapes import SHAPES, build_shape, inputs_for_shape
-from arr_coc.models.loading import quiet_loading
-from arr_coc.saving import write_aside
+from arr_coc.evaluation.timing import describe_machine, time_contenders
+from arr_coc.inference.load import quiet_loading
+from arr_coc.runtime.atomic_files import write_aside
 
 # Pixels a side of the largest cell: pictures of noise have whole ones.
 CELL = 32

@@ -8,12 +8,12 @@ from typing import Any
 from arr_coc.commands.ask import kept_cells
 from arr_coc.commands.look import check_files, explain
 from arr_coc.config import EMBEDDED, Budget
-from arr_coc.models.answering import ARRCOCQwen
-from arr_coc.models.loading import find_base, load_selector, quiet_loading
-from arr_coc.models.messages import make_messages
-from arr_coc.pictures import open_picture
-from arr_coc.selecting import list_selectors
-from arr_coc.sheet import draw_comparison, save_image
+from arr_coc.drawing.sheet import draw_comparison, save_image
+from arr_coc.inference.answer import ARRCOCQwen
+from arr_coc.inference.load import find_base, load_selector, quiet_loading
+from arr_coc.inference.messages import make_messages
+from arr_coc.pixels.files import open_picture
+from arr_coc.selectors.registry import list_selectors
 
 # They are told where to look, or choose no tokens of their own by the question.
 UNASKED = ("oracle", "downsample", "half-and-half")

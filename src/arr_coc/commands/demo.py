@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from arr_coc.demo.engine import Engine
-from arr_coc.evaluation.running import check_device
+from arr_coc.evaluation.run import check_device
 
 FIRST_PORT, LAST_PORT = 7860, 7959
 NEEDS = "the demo needs gradio; install it with pip install 'arr-coc[demo]'"

@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from arr_coc.config import EMBEDDED
-from arr_coc.evaluation.clocks import describe_machine, time_contenders
 from arr_coc.evaluation.contenders import Contender, open_contenders, parse_budgets
 from arr_coc.evaluation.records import Store
 from arr_coc.evaluation.report import write_report
-from arr_coc.evaluation.running import Opened, open_model, run_task
+from arr_coc.evaluation.run import Opened, open_model, run_task
 from arr_coc.evaluation.tasks import MissingPicture, Task, open_task
-from arr_coc.models.loading import quiet_loading
-from arr_coc.training.loop import find_revision
+from arr_coc.evaluation.timing import describe_machine, time_contenders
+from arr_coc.inference.load import quiet_loading
+from arr_coc.training.trainer import find_revision
 
 TIMED = 32  # samples, or as many as `limit`
 

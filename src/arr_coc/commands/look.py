@@ -13,12 +13,12 @@ from torch import Tensor
 
 from arr_coc.balancing import SCORES, TENSIONS
 from arr_coc.config import EMBEDDED, EMBEDDED_SELECTOR, ARRCOCConfig, Budget, Grid
-from arr_coc.layer import ARRCOCLayer
-from arr_coc.models.family import open_family
-from arr_coc.models.loading import load_model, load_processor, quiet_loading
-from arr_coc.pictures import open_picture
-from arr_coc.selecting import ARRCOCOutput
-from arr_coc.sheet import check_target, draw_sheet, save_image
+from arr_coc.drawing.sheet import check_target, draw_sheet, save_image
+from arr_coc.families.family import open_family
+from arr_coc.inference.load import load_model, load_processor, quiet_loading
+from arr_coc.pixels.files import open_picture
+from arr_coc.realizing import ARRCOCLayer
+from arr_coc.selectors.output import ARRCOCOutput
 
 
 class Seen(NamedTuple):

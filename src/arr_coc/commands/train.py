@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from arr_coc.config import EMBEDDED
-from arr_coc.models.loading import quiet_loading
+from arr_coc.inference.load import quiet_loading
 from arr_coc.training.answers_stage import train_answers
-from arr_coc.training.loop import LoopConfig
 from arr_coc.training.proxy_stage import train_proxy
+from arr_coc.training.trainer import LoopConfig
 
 
 def train(stage: str, data: Sequence[str], out: Path, base: str | None, config: LoopConfig, **options: Any) -> Path:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from arr_coc.sheet import check_target, save_image
-from arr_coc.worlds import Sample, make_sample, split_seed
+from arr_coc.data.worlds import Sample, make_sample, split_seed
+from arr_coc.drawing.sheet import check_target, save_image
 
 TILE, CAPTION, COLUMNS = 320, 46, 4
 

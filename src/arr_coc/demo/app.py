@@ -16,12 +16,12 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # nothing is reporte
 
 import gradio as gr
 
-from arr_coc.demo.ask_tab import build_ask
-from arr_coc.demo.compare_tab import build_compare
+from arr_coc.demo.ask import build_ask
+from arr_coc.demo.compare import build_compare
 from arr_coc.demo.engine import Engine
-from arr_coc.demo.microscope_tab import build_microscope
-from arr_coc.demo.page import STYLE, make_theme
-from arr_coc.demo.worlds_tab import build_worlds
+from arr_coc.demo.microscope import build_microscope
+from arr_coc.demo.widgets import STYLE, make_theme
+from arr_coc.demo.worlds import build_worlds
 
 UPLOAD = "64mb"
 QUEUE = 16  # who comes when so many wait is told so

@@ -16,16 +16,17 @@ import torch
 from PIL import Image
 from torch import nn
 
-from arr_coc.batching import group_queries
 from arr_coc.commands.compare import UNASKED
 from arr_coc.config import EMBEDDED, Budget
-from arr_coc.demo.looks import Look, make_look
-from arr_coc.layer import ARRCOCLayer
-from arr_coc.models.answering import ARRCOCQwen
-from arr_coc.models.family import open_family
-from arr_coc.models.loading import find_names, load_selector, quiet_loading
-from arr_coc.pictures import open_picture
-from arr_coc.selecting import Selection, Selector, TokenSelector, VisualQuery, list_selectors
+from arr_coc.demo.snapshot import Look, make_look
+from arr_coc.families.family import open_family
+from arr_coc.inference.answer import ARRCOCQwen
+from arr_coc.inference.load import find_names, load_selector, quiet_loading
+from arr_coc.pixels.files import open_picture
+from arr_coc.realizing import ARRCOCLayer
+from arr_coc.selectors.contract import Selection, Selector, TokenSelector, VisualQuery
+from arr_coc.selectors.grouping import group_queries
+from arr_coc.selectors.registry import list_selectors
 from arr_coc.texture import CHANNELS
 
 logger = logging.getLogger(__name__)

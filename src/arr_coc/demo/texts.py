@@ -6,8 +6,8 @@ from html import escape
 
 import numpy as np
 
-from arr_coc.demo.looks import Look, Maps
-from arr_coc.demo.views import inline_map
+from arr_coc.demo.drawings import inline_map
+from arr_coc.demo.snapshot import Look, Maps
 
 MODE_WORDS = (
     "prune encodes all and reads the cells that matter; saccade encodes the whole small, and full resolution only "

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, Budget, check_budget
-from arr_coc.models.building import Mode
-from arr_coc.models.loading import load_selector
-from arr_coc.selecting import PictureSelector, Selector, TokenSelector, list_selectors
+from arr_coc.inference.load import load_selector
+from arr_coc.prompting.layout import Mode
+from arr_coc.selectors.contract import PictureSelector, Selector, TokenSelector
+from arr_coc.selectors.registry import list_selectors
 
 OURS = "arr-coc"
 FULL = "full"

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from arr_coc.saving import write_aside
+from arr_coc.runtime.atomic_files import write_aside
 
 Key = tuple[str, str, str, str]
 RUN, RECORDS, TIMES, MISSING = "run.json", "records.jsonl", "times.jsonl", "missing.jsonl"

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from arr_coc.evaluation.charts import line_chart
+from arr_coc.drawing.charts import line_chart
 from arr_coc.evaluation.contenders import FULL, OURS
 from arr_coc.evaluation.records import Record, Store
-from arr_coc.evaluation.running import DRAWN, read_bits
+from arr_coc.evaluation.run import DRAWN, read_bits
 from arr_coc.evaluation.sections import Section, make_sections, write_budget
 from arr_coc.evaluation.summary import HOLDS, attribute, summarise
 from arr_coc.evaluation.tasks import MissingPicture, Task
-from arr_coc.saving import write_aside
+from arr_coc.runtime.atomic_files import write_aside
 
 WORST = 2  # examples of a task
 SHOWN = 160  # pixels a side of a drawn example

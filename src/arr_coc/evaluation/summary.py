@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from arr_coc.evaluation.contenders import FULL, OURS
+from arr_coc.evaluation.metrics import LOOKED
 from arr_coc.evaluation.records import Record
 from arr_coc.evaluation.statistics import (
     budget_at,
@@ -16,7 +17,6 @@ from arr_coc.evaluation.statistics import (
     paired_difference,
     paired_difference_over_tasks,
 )
-from arr_coc.metrics import LOOKED
 
 # A method holds as long as it answers this share of what all tokens answer.
 HOLDS = 0.95

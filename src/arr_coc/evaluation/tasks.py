@@ -23,17 +23,17 @@ from pathlib import Path
 
 from PIL import Image
 
-from arr_coc.evaluation.files import (
+from arr_coc.data.items import Item, Items, MissingPicture, Task
+from arr_coc.data.readers import (
     read_class_items,
     read_expression_items,
     read_jsonl_items,
     read_pope_items,
     read_vqa_items,
 )
-from arr_coc.evaluation.items import Item, Items, MissingPicture, Task
+from arr_coc.data.worlds import Sample, list_worlds, make_sample, split_seed
+from arr_coc.data.worlds.world import check_kind
 from arr_coc.evaluation.scoring import METRICS
-from arr_coc.worlds import Sample, list_worlds, make_sample, split_seed
-from arr_coc.worlds.sampling import check_kind
 
 __all__ = ["Item", "Items", "MissingPicture", "Task", "WorldItems", "list_tasks", "open_task"]
 

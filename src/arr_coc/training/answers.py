@@ -13,13 +13,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 from arr_coc.config import Budget, check_budget
-from arr_coc.evaluating import conversation
-from arr_coc.gaze import Gaze
-from arr_coc.layer import ARRCOCLayer
-from arr_coc.models.asking import ChatTokens
-from arr_coc.models.family import open_family
-from arr_coc.models.preparing import prepare_with_outputs
-from arr_coc.models.settings import Settings
+from arr_coc.evaluation.samples import conversation
+from arr_coc.families.family import open_family
+from arr_coc.gaze.plan import Gaze
+from arr_coc.prompting.prune import prepare_with_outputs
+from arr_coc.prompting.question import ChatTokens
+from arr_coc.prompting.settings import Settings
+from arr_coc.realizing import ARRCOCLayer
 from arr_coc.training.estimators import EstimatingSelector
 
 # More tokens than any budget has.

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from arr_coc.compression import make_compressor
-from arr_coc.models.asking import ChatTokens
-from arr_coc.models.family import open_family
-from arr_coc.models.loading import load_model, load_processor
-from arr_coc.training.answered import open_answered, take_readable
+from arr_coc.data.answered import open_answered, take_readable
+from arr_coc.families.family import open_family
+from arr_coc.gaze.compression import make_compressor
+from arr_coc.inference.load import load_model, load_processor
+from arr_coc.prompting.question import ChatTokens
 from arr_coc.training.answers import AnswersTask, Asked, Asking, BudgetPlan, make_asking
-from arr_coc.training.loop import LoopConfig, Say, check_run, open_accelerator, open_layer, train
+from arr_coc.training.trainer import LoopConfig, Say, check_run, open_accelerator, open_layer, train
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -47,7 +47,7 @@ def train_answers(
     """Train a selector by what a frozen model answers from the tokens it chose.
 
     Args:
-        data (`Sequence[str]`): sources, each with an equal share; see [`~arr_coc.training.answered.open_answered`].
+        data (`Sequence[str]`): sources, each with an equal share; see [`~arr_coc.data.answered.open_answered`].
         out (`str` or `Path`): directory of the run.
         base (`str`, *optional*, defaults to `"embedded"`): directory or Hub id of the model.
         config (`LoopConfig`, *optional*): see there.

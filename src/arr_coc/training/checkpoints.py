@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from arr_coc.saving import PretrainedModule
+from arr_coc.runtime.hub import PretrainedModule
 
 STATE_NAME = "training.safetensors"
 STEP_NAME = "training.json"

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from arr_coc.batching import group_queries
-from arr_coc.compression import ConvCompressor
 from arr_coc.config import Budget
-from arr_coc.layer import ARRCOCLayer
-from arr_coc.selecting import Selection, TokenSelector, VisualQuery
+from arr_coc.gaze.compression import ConvCompressor
+from arr_coc.realizing import ARRCOCLayer
+from arr_coc.selectors.contract import Selection, TokenSelector, VisualQuery
+from arr_coc.selectors.grouping import group_queries
 
 ESTIMATORS = ("gate", "gumbel", "reinforce", "soft", "none")
 

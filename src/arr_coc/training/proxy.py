@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from arr_coc.balancing import Judgement
-from arr_coc.layer import ARRCOCLayer
-from arr_coc.metrics import overlap
-from arr_coc.training.features import Batch
+from arr_coc.evaluation.metrics import overlap
+from arr_coc.realizing import ARRCOCLayer
+from arr_coc.training.feature_cache import Batch
 from arr_coc.training.losses import proxy_losses
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from arr_coc.models.loading import load_model, load_processor
-from arr_coc.training.batches import Schedule, Source
-from arr_coc.training.features import INDEX, Batch, Features, features_key, weights_key, write_features
-from arr_coc.training.loop import LoopConfig, Say, check_run, open_accelerator, open_layer, train
+from arr_coc.data.sources import GAZE, open_source, sizes_of
+from arr_coc.inference.load import load_model, load_processor
+from arr_coc.training.feature_cache import INDEX, Batch, Features, features_key, weights_key, write_features
 from arr_coc.training.proxy import ProxyTask
-from arr_coc.training.sources import GAZE, open_source, sizes_of
+from arr_coc.training.schedule import Schedule, Source
+from arr_coc.training.trainer import LoopConfig, Say, check_run, open_accelerator, open_layer, train
 
 
 def cache_directory() -> Path:
@@ -42,7 +42,7 @@ def train_proxy(
 
     Args:
         data (`Sequence[str]`): sources, each with an equal share of the steps; see
-            [`~arr_coc.training.sources.open_source`].
+            [`~arr_coc.data.sources.open_source`].
         out (`str` or `Path`): directory of the run.
         base (`str`, *optional*, defaults to `"embedded"`): directory or Hub id of the model.
         config (`LoopConfig`, *optional*): see there.

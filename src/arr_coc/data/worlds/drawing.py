@@ -1,0 +1,283 @@
+"""Pens and paper of the worlds: colours, shapes, fonts, backgrounds, and what a camera or an encoder does to them."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import math
+import random
+import re
+import string
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from arr_coc.data.worlds.world import Box, Size, Thing
+
+Colour = tuple[int, int, int]
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+COLOURS: dict[str, Colour] = {
+    "red": (215, 35, 35),
+    "green": (35, 160, 55),
+    "blue": (45, 75, 220),
+    "yellow": (235, 215, 40),
+    "purple": (144, 42, 186),
+    "orange": (242, 135, 25),
+    "cyan": (40, 200, 215),
+    "pink": (245, 130, 185),
+    "gray": (130, 130, 130),
+    "white": (245, 245, 245),
+    "black": (18, 18, 18),
+}
+SHAPES = ("circle", "square", "triangle", "star", "cross", "ring", "diamond")
+CHARACTERS = string.ascii_uppercase + string.digits
+# Fonts of matplotlib that may be used where it is installed; others are kept for strangers.
+_EXTRA_FONTS = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSansMono", "DejaVuSerif", "DejaVuSans-Oblique")
+
+
+@cache
+def extra_fonts() -> tuple[str, ...]:
+    """Files of the fonts that matplotlib brings."""
+    found = importlib.util.find_spec("matplotlib")
+    if found is None or found.origin is None:
+        return ()
+    folder = Path(found.origin).parent / "mpl-data" / "fonts" / "ttf"
+    return tuple(str(path) for name in _EXTRA_FONTS if (path := folder / f"{name}.ttf").exists())
+
+
+@cache
+def _load_font(name: str, size: int) -> Font:
+    return ImageFont.truetype(name, size) if name else ImageFont.load_default(size)
+
+
+def choose_font(rng: random.Random, size: int, varied: bool) -> Font:
+    """Pillow's own font, or, where variety is wanted, one of DejaVu's if matplotlib is installed."""
+    extra = extra_fonts() if varied else ()
+    return _load_font(rng.choice(extra) if extra and rng.random() < 0.5 else "", size)
+
+
+def jitter(rng: random.Random, colour: Colour, amount: int = 16) -> Colour:
+    """A colour near another."""
+    red, green, blue = (min(255, max(0, value + rng.randint(-amount, amount))) for value in colour)
+    return red, green, blue
+
+
+def jitter_named(rng: random.Random, name: str, ground: Colour | None = None) -> Colour:
+    """A colour that clearly deserves its name and stands out from a ground; grays, white and black stay neutral."""
+    for _ in range(40):
+        if name in ("gray", "white", "black"):
+            low, high = {"gray": (-28, 28), "white": (-22, 10), "black": (-18, 28)}[name]
+            shift = rng.randint(low, high)
+            red, green, blue = (min(255, max(0, value + shift)) for value in COLOURS[name])
+            found: Colour = (red, green, blue)
+        else:
+            found = jitter(rng, COLOURS[name], 36)
+        others = min(distance(found, colour) for other, colour in COLOURS.items() if other != name)
+        clear = distance(found, COLOURS[name]) < 0.5 * others
+        if clear and (ground is None or distance(found, ground) > 65):
+            return found
+    return COLOURS[name]
+
+
+def lightness(colour: Colour) -> float:
+    """How bright a colour looks, 0 to 255."""
+    return 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2]
+
+
+def distance(one: Colour, other: Colour) -> float:
+    """How different two colours look, roughly."""
+    return math.dist(one, other)
+
+
+def outline(shape: str, x: float, y: float, radius: float) -> list[tuple[float, float]]:
+    """Corners of a shape that is a polygon."""
+    if shape == "square":
+        return [(x - radius, y - radius), (x + radius, y - radius), (x + radius, y + radius), (x - radius, y + radius)]
+    if shape == "diamond":
+        return [(x, y - radius), (x + radius, y), (x, y + radius), (x - radius, y)]
+    if shape == "triangle":
+        return [(x, y - radius), (x + radius, y + radius), (x - radius, y + radius)]
+    if shape == "star":
+        corners = []
+        for corner in range(10):
+            angle, far = -math.pi / 2 + corner * math.pi / 5, radius if corner % 2 == 0 else radius * 0.42
+            corners.append((x + far * math.cos(angle), y + far * math.sin(angle)))
+        return corners
+    arm = radius / 2.7  # a cross
+    return [
+        *[(x - arm, y - radius), (x + arm, y - radius), (x + arm, y - arm), (x + radius, y - arm)],
+        *[(x + radius, y + arm), (x + arm, y + arm), (x + arm, y + radius), (x - arm, y + radius)],
+        *[(x - arm, y + arm), (x - radius, y + arm), (x - radius, y - arm), (x - arm, y - arm)],
+    ]
+
+
+def draw_shape(pen: ImageDraw.ImageDraw, shape: str, x: float, y: float, radius: float, colour: Colour) -> None:
+    """Draw a filled shape around its middle."""
+    around = [x - radius, y - radius, x + radius, y + radius]
+    if shape == "circle":
+        pen.ellipse(around, fill=colour)
+    elif shape == "ring":
+        pen.ellipse(around, outline=colour, width=max(2, round(radius * 0.32)))
+    else:
+        pen.polygon(outline(shape, x, y, radius), fill=colour)
+
+
+class Canvas:
+    """A picture in the making: knows what lies where, so that nothing covers anything else.
+
+    Args:
+        rng (`random.Random`): decides everything.
+        size (`tuple[int, int]`): width and height.
+        ground (`PIL.Image.Image`): what is drawn upon.
+        ground_colour (`tuple[int, int, int]`): its colour on the whole; things stand out from it.
+        varied (`bool`, *optional*, defaults to `False`): write with all fonts there are, not only with Pillow's own.
+        scale (`int`, *optional*): how much larger it is drawn: things then have soft edges. By default 1 or 2.
+    """
+
+    def __init__(
+        self,
+        rng: random.Random,
+        size: Size,
+        ground: Image.Image,
+        ground_colour: Colour,
+        varied: bool = False,
+        scale: int | None = None,
+    ) -> None:
+        self.rng, self.size, self.ground_colour, self.varied = rng, size, ground_colour, varied
+        self.scale = rng.choice((1, 2, 2)) if scale is None else scale
+        large = (size[0] * self.scale, size[1] * self.scale)
+        self.image = ground.resize(large, Image.Resampling.NEAREST) if self.scale > 1 else ground
+        self.pen = ImageDraw.Draw(self.image)
+        self.taken: list[Box] = []
+        self.things: list[Thing] = []
+
+    def place(self, width: float, height: float, gap: float = 5, tries: int = 60) -> tuple[float, float] | None:
+        """A free place for a box, or None."""
+        room_x, room_y = self.size[0] - width - 2, self.size[1] - height - 2
+        if room_x < 2 or room_y < 2:
+            return None
+        for _ in range(tries):
+            x, y = self.rng.uniform(2, room_x), self.rng.uniform(2, room_y)
+            if all(
+                x + width + gap < left or right + gap < x or y + height + gap < top or bottom + gap < y
+                for left, top, right, bottom in self.taken
+            ):
+                self.taken.append((x, y, x + width, y + height))
+                return x, y
+        return None
+
+    def add_shape(self, shape: str, colour: str, radius: float) -> Box | None:
+        """Draw a shape of a named colour at a free place."""
+        found = self.place(2 * radius, 2 * radius)
+        if found is None:
+            return None
+        x, y = found[0] + radius, found[1] + radius
+        ink = jitter_named(self.rng, colour, self.ground_colour)
+        draw_shape(self.pen, shape, x * self.scale, y * self.scale, radius * self.scale, ink)
+        box = self.taken[-1]
+        self.things.append(Thing(box, (shape, colour)))
+        return box
+
+    def add_text(self, text: str, colour: str, ink: Colour, height: int) -> Box | None:
+        """Write a text at a free place; its characters are things of their own."""
+        font = choose_font(self.rng, height * self.scale, self.varied)
+        width, height_drawn = self.measure(text, font)
+        found = self.place(width, height_drawn)
+        return None if found is None else self.write(text, *found, ink, font, ("text", colour))
+
+    def measure(self, text: str, font: Font) -> tuple[float, float]:
+        """Width and height of a text."""
+        left, top, right, bottom = (value / self.scale for value in self.pen.textbbox((0, 0), text, font=font))
+        return right - left, bottom - top
+
+    def write(
+        self,
+        text: str,
+        x: float,
+        y: float,
+        ink: Colour,
+        font: Font,
+        words: tuple[str, ...] = ("text",),
+        line: bool = False,
+    ) -> Box:
+        """Write a text with its corner at a place; its capitals and digits are things, and so are its other words.
+
+        With `line`, y is the top of the line, not of this text, so that texts beside each other stand on one line.
+        """
+        left, top, right, bottom = (value / self.scale for value in self.pen.textbbox((0, 0), text, font=font))
+        y = y if line else y - top
+        x -= left
+        box = (x + left, y + top, x + right, y + bottom)
+        self.pen.text((x * self.scale, y * self.scale), text, fill=ink, font=font)
+        self.things.append(Thing(box, words))
+
+        def along(place: int) -> float:
+            return x + font.getlength(text[:place]) / self.scale
+
+        for piece in re.finditer(r"[A-Z0-9](?![a-z])|[A-Za-z]+", text):
+            begin, end = piece.span()
+            self.things.append(Thing((along(begin), box[1], along(end), box[3]), (_name_of(piece.group()),)))
+        return box
+
+    def finish(self) -> Image.Image:
+        """The picture at its own size, perhaps with the marks of a camera or of JPEG."""
+        picture = self.image
+        if self.scale > 1:
+            soft = self.rng.random() < 0.5
+            picture = picture.resize(self.size, Image.Resampling.BICUBIC) if soft else picture.reduce(self.scale)
+        if self.rng.random() < 0.25:
+            kept = io.BytesIO()
+            picture.save(kept, "JPEG", quality=self.rng.randint(55, 95))
+            picture = Image.open(kept).convert("RGB")
+        return picture
+
+
+@cache
+def _noise_table() -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(2**20, dtype=np.float32)
+
+
+def make_noise(generator: np.random.Generator, size: tuple[int, int], channels: int) -> np.ndarray:
+    """Normal noise `[H, W, channels]`, cut from a table: drawing it anew takes most of a picture's time."""
+    count = size[0] * size[1] * channels
+    begin = int(generator.integers(0, 2**20))
+    return np.take(_noise_table(), np.arange(begin, begin + count), mode="wrap").reshape(*size, channels)
+
+
+def make_ground(rng: random.Random, size: Size, colour: Colour | None = None) -> tuple[Image.Image, Colour]:
+    """A flat, graded or noisy background and its colour on the whole."""
+    free = colour is None
+    if colour is None:
+        base = rng.choice((rng.randint(0, 60), rng.randint(60, 200), rng.randint(200, 255)))
+        colour = jitter(rng, (base, base, base), rng.choice((4, 30)))
+        if rng.random() < 0.25:
+            colour = (255, 255, 255)
+    width, height = size
+    kind = rng.choice(("flat", "flat", "graded", "noisy"))
+    if kind == "flat":
+        return Image.new("RGB", size, colour), colour
+    generator = np.random.default_rng(rng.getrandbits(32))
+    paint = np.empty((height, width, 3), dtype=np.float32)
+    paint[:] = colour
+    if kind == "graded":
+        steep = 20 if free else 6
+        slope = generator.uniform(-steep, steep, size=(2, 3)).astype(np.float32)
+        down, across = (np.linspace(-1, 1, side, dtype=np.float32) for side in (height, width))
+        paint += down[:, None, None] * slope[0] + across[None, :, None] * slope[1]
+    else:
+        paint += make_noise(generator, (height, width), rng.choice((1, 3))) * rng.uniform(3, 11)
+    return Image.fromarray(paint.clip(0, 255).astype(np.uint8)), colour
+
+
+def _name_of(piece: str) -> str:
+    """A single capital or digit is its own name, a word is named in lower case."""
+    return piece if len(piece) == 1 else piece.lower()
+
+
+def random_text(rng: random.Random, most: int = 6) -> str:
+    """Two to six capitals or digits."""
+    letters = string.ascii_uppercase if rng.random() < 0.6 else CHARACTERS
+    return "".join(rng.choice(letters) for _ in range(rng.randint(2, most)))

@@ -1,0 +1,278 @@
+"""`pages`: forms, receipts and tables with a title and a footnote; what is the total, what does the footnote say."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from arr_coc.data.worlds.drawing import COLOURS, Canvas, Colour, Font, choose_font, jitter, make_ground, random_text
+from arr_coc.data.worlds.wording import put
+from arr_coc.data.worlds.world import Box, Question, Scene, Size, World, register_world
+
+Maker = Callable[[random.Random], str]
+
+
+def _amount(rng: random.Random) -> str:
+    return f"{rng.choice(('', '', '', '$'))}{rng.randint(0, rng.choice((9, 99, 999)))}.{rng.randint(0, 99):02d}"
+
+
+def _date(rng: random.Random) -> str:
+    day, month, year = rng.randint(1, 28), rng.randint(1, 12), rng.randint(1960, 2039)
+    form = rng.choice(("{d:02d}.{m:02d}.{y}", "{y}-{m:02d}-{d:02d}", "{d}/{m}/{y}"))
+    return form.format(d=day, m=month, y=year)
+
+
+def _time(rng: random.Random) -> str:
+    return f"{rng.randint(0, 23)}:{rng.randint(0, 59):02d}"
+
+
+def _number(rng: random.Random) -> str:
+    return str(rng.randint(0, 10 ** rng.randint(1, 5) - 1))
+
+
+def _code(rng: random.Random) -> str:
+    return random_text(rng)
+
+
+def _word(rng: random.Random) -> str:
+    return "".join(rng.choice("ABCDEFGHIJKLMNOPQRSTUVWXYZ") for _ in range(rng.randint(3, 7)))
+
+
+def _phone(rng: random.Random) -> str:
+    return f"{rng.randint(100, 999)}-{rng.randint(1000, 9999)}"
+
+
+def _color(rng: random.Random) -> str:
+    return rng.choice(list(COLOURS))
+
+
+# What a page can say about something, and what such a thing looks like.
+KEYS: dict[str, Maker] = {
+    **dict.fromkeys(("total", "price", "tip", "amount", "tax", "cost", "sum"), _amount),
+    **dict.fromkeys(("date", "day", "due"), _date),
+    **dict.fromkeys(("time", "hour"), _time),
+    **dict.fromkeys(("number", "count", "page", "row", "room", "floor", "table", "level", "score", "age"), _number),
+    **dict.fromkeys(("weight", "width", "height", "length", "speed"), _number),
+    **dict.fromkeys(("code", "seat", "gate", "track", "plate", "part", "ticket", "flight", "type", "model"), _code),
+    **dict.fromkeys(("name", "city", "street", "team", "player", "teacher", "school", "owner", "company"), _word),
+    **dict.fromkeys(("author", "country", "guest", "member", "book"), _word),
+    "phone": _phone,
+    "color": _color,
+}
+# What a receipt or a table has a line for.
+ITEMS = (
+    *("apple", "banana", "bread", "cake", "carrot", "cup", "donut", "fork", "knife", "orange", "pizza", "sandwich"),
+    *("spoon", "umbrella", "vase", "bottle", "book", "chair", "clock", "toaster"),
+)
+COLUMNS = ("price", "count", "weight", "code", "size", "row")
+_PROSE = (
+    *("the", "and", "with", "from", "this", "that", "for", "are", "you", "your", "our", "all", "not", "over", "under"),
+    *("please", "when", "then", "more", "will"),
+)
+_TITLES = (
+    *("INVOICE", "RECEIPT", "MENU", "REPORT", "ORDER", "TICKET", "BILL", "LIST", "FORM", "LETTER", "NOTICE", "PLAN"),
+)
+
+
+@register_world("pages")
+class Pages(World):
+    """Printed pages."""
+
+    kinds = ("page_value", "page_cell", "page_title", "page_footnote")
+    sides = (256, 768)
+
+    def draw(self, rng: random.Random, size: Size, kind: str, varied: bool = False) -> Scene:
+        """Draw until the page can be asked a question of the kind."""
+        while True:
+            page = _Page(rng, size, varied)
+            page.add_footnote(certain=kind == "page_footnote")
+            page.add_title(certain=kind == "page_title")
+            if rng.random() < 0.3:
+                page.add_prose()
+            form = rng.random() < 0.5 if kind in ("page_title", "page_footnote") else kind == "page_value"
+            if rng.random() < 0.3:
+                page.add_receipt()
+            elif form:
+                page.add_form(rng.choice((1, 1, 2)))
+            else:
+                page.add_table()
+            if any(question.kind == kind for question in page.questions):
+                return Scene(page.canvas.finish(), tuple(page.questions), tuple(page.canvas.things))
+
+
+class _Page:
+    """A page in the making, filled from both ends."""
+
+    def __init__(self, rng: random.Random, size: Size, varied: bool) -> None:
+        self.rng = rng
+        dark = rng.random() < 0.12
+        paper = jitter(rng, (30, 32, 36) if dark else (246, 244, 240), rng.choice((4, 9)))
+        self.ink: Colour = jitter(rng, (225, 225, 225), 20) if dark else jitter(rng, (35, 35, 40), 30)
+        ground = make_ground(rng, size, paper)
+        self.canvas = Canvas(rng, size, *ground, varied, scale=2 if min(size) <= 512 and rng.random() < 0.5 else 1)
+        self.body = rng.randint(16, 17 + min(size) // 36)
+        self.font = self.new_font(self.body)
+        self.margin = rng.uniform(0.03, 0.09) * size[0]
+        self.top, self.bottom = rng.uniform(0.02, 0.07) * size[1], size[1] * rng.uniform(0.93, 0.98)
+        self.questions: list[Question] = []
+
+    def new_font(self, height: int) -> Font:
+        return choose_font(self.rng, height * self.canvas.scale, self.canvas.varied)
+
+    @property
+    def room(self) -> float:
+        return self.canvas.size[0] - 2 * self.margin
+
+    def fit(self, make: Maker, font: Font, room: float) -> str | None:
+        """A text that fits the room, or none."""
+        for _ in range(6):
+            text = make(self.rng)
+            if self.canvas.measure(text, font)[0] <= room:
+                return text
+        return None
+
+    def write(self, text: str, x: float, y: float, words: tuple[str, ...] = ("text",)) -> Box:
+        """Write in the body's font on a line."""
+        return self.canvas.write(text, x, y, self.ink, self.font, words, line=True)
+
+    def add_prose(self) -> None:
+        """A few lines of words that nobody asks for."""
+        font = self.new_font(max(14, round(0.85 * self.body)))
+        for _ in range(self.rng.randint(1, 3)):
+            text = ""
+            while self.canvas.measure(longer := f"{text} {self.rng.choice(_PROSE)}".strip(), font)[0] < self.room:
+                text = longer
+            if text and self.top + 4 * self.body < self.bottom:
+                self.canvas.write(text, self.margin, self.top, self.ink, font, line=True)
+                self.top += 1.3 * self.body
+        self.top += 0.5 * self.body
+
+    def add_title(self, certain: bool) -> None:
+        """Large, at the top; a word of its kind, a word that is none, or both."""
+        if not certain and self.rng.random() < 0.3:
+            return
+        font = self.new_font(round(self.body * self.rng.uniform(1.25, 1.9)))
+
+        def make(rng: random.Random) -> str:
+            known, other = rng.choice(_TITLES), rng.choice((_word, _code))(rng)
+            return rng.choice((known, other, f"{known} {other}"))
+
+        title = self.fit(make, font, self.room)
+        if title is None:
+            return
+        width, height = self.canvas.measure(title, font)
+        x = self.margin + self.rng.choice((0.0, 0.5)) * (self.room - width)
+        box = self.canvas.write(title, x, self.top, self.ink, font, ("text", "title"))
+        self.top += height * self.rng.uniform(1.4, 2.1)
+        if self.rng.random() < 0.3:
+            self.rule(self.top)
+            self.top += 0.4 * self.body
+        self.questions.append(Question("page_title", put(self.rng, "page_title"), title, (box,)))
+
+    def add_footnote(self, certain: bool) -> None:
+        """Small, at the bottom, after an asterisk."""
+        if not certain and self.rng.random() < 0.4:
+            return
+        font = self.new_font(max(15, round(self.body * self.rng.uniform(0.75, 0.95))))
+        note = self.fit(
+            lambda rng: " ".join(rng.choice((_word, _code, _number))(rng) for _ in range(rng.randint(1, 2))),
+            font, self.room - self.body,
+        )  # fmt: skip
+        if note is None:
+            return
+        _, height = self.canvas.measure(note, font)
+        star, _ = self.canvas.measure("*", font)
+        y = self.bottom - height
+        self.canvas.write("*", self.margin, y, self.ink, font, ("footnote",))
+        box = self.canvas.write(note, self.margin + star + 3, y, self.ink, font, ("text", "footnote"))
+        self.bottom = y - self.body * self.rng.uniform(0.5, 1.5)
+        self.questions.append(Question("page_footnote", put(self.rng, "page_footnote"), note, (box,)))
+
+    def add_form(self, columns: int) -> None:
+        """Keys and values in one column or two; values follow at once, or stand in a column of their own."""
+        rng = self.rng
+        columns = columns if self.canvas.size[0] >= 420 else 1
+        step = self.body * rng.uniform(1.35, 2.2)
+        keys = rng.sample(list(KEYS), len(KEYS))
+        mark, style = (
+            rng.choice((":", ":", "", " ")),
+            rng.choice((str.capitalize, str.capitalize, str.lower, str.upper)),
+        )
+        apart = rng.random() < 0.5
+        width = self.room / columns - (8 if columns > 1 else 0)
+        found: list[tuple[str, Box, str, Box]] = []
+        most = rng.randint(2, 16)
+        for place in range(int((self.bottom - self.top) / step) * columns):
+            if len(found) == most or not keys:
+                break
+            key = keys.pop()
+            x = self.margin + place % columns * (width + 16)
+            y = self.top + place // columns * step
+            label = style(key) + mark
+            label_width, _ = self.canvas.measure(label, self.font)
+            begin = max(label_width + 0.6 * self.body, 0.5 * width if apart else 0)
+            value = self.fit(KEYS[key], self.font, width - begin)
+            if value is None:
+                continue
+            key_box = self.write(label, x, y, ("text", key))
+            found.append((key, key_box, value, self.write(value, x + begin, y)))
+        for key, key_box, value, box in found:
+            self.questions.append(Question("page_value", put(rng, "page_value", key=key), value, (key_box, box)))
+
+    def add_table(self) -> None:
+        """Items down, columns across, with or without lines."""
+        rng = self.rng
+        step = self.body * rng.uniform(1.4, 2.2)
+        rows = min(rng.randint(2, 9), int((self.bottom - self.top) / step) - 1)
+        names = rng.sample(COLUMNS, rng.randint(1, 3))
+        items = rng.sample(ITEMS, max(0, rows))
+        first = max((self.canvas.measure(item, self.font)[0] for item in items), default=0) + self.body
+        width = (self.room - first) / len(names)
+        if rows < 2 or any(self.canvas.measure(name, self.font)[0] > width - 6 for name in names):
+            return
+        style, ruled = rng.choice((str.capitalize, str.lower)), rng.random() < 0.5
+        heads = {
+            name: self.write(style(name), self.margin + first + place * width, self.top, ("text", name))
+            for place, name in enumerate(names)
+        }
+        for row, item in enumerate(items, 1):
+            y = self.top + row * step
+            if ruled:
+                self.rule(y - 0.08 * step)
+            label = self.write(style(item), self.margin, y, ("text", item))
+            for place, name in enumerate(names):
+                maker = {"price": _amount, "code": _code}.get(name, _number)
+                value = self.fit(maker, self.font, width - 6)
+                if value is not None:
+                    x = self.margin + first + place * width
+                    box = self.write(value, x, y)
+                    text = put(rng, "page_cell", key=name, item=item)
+                    self.questions.append(Question("page_cell", text, value, (heads[name], label, box)))
+
+    def add_receipt(self) -> None:
+        """Items with their prices at the right edge, and the total below a line."""
+        rng = self.rng
+        step = self.body * rng.uniform(1.3, 1.8)
+        rows = min(rng.randint(1, 9), int((self.bottom - self.top) / step) - 2)
+        style = rng.choice((str.capitalize, str.lower, str.upper))
+        lines = [("price", item) for item in rng.sample(ITEMS, max(0, rows))] + [("total", "total")]
+        right = self.margin + min(self.room, self.body * rng.uniform(9, 20))
+        for place, (key, item) in enumerate(lines):
+            y = self.top + place * step + (0.6 * step if key == "total" else 0)
+            name_width, height = self.canvas.measure(style(item), self.font)
+            price = self.fit(_amount, self.font, right - self.margin - name_width - self.body)
+            if price is None or y + height > self.bottom:
+                continue
+            if key == "total":
+                self.rule(y - 0.2 * step)
+            label = self.write(style(item), self.margin, y, ("text", item))
+            box = self.write(price, right - self.canvas.measure(price, self.font)[0], y)
+            kind = "page_value" if key == "total" else "page_cell"
+            text = put(rng, kind, key=key, item=item)
+            self.questions.append(Question(kind, text, price, (label, box)))
+
+    def rule(self, y: float) -> None:
+        """A line across the page."""
+        scale = self.canvas.scale
+        ends = [self.margin * scale, y * scale, (self.margin + self.room) * scale, y * scale]
+        self.canvas.pen.line(ends, fill=self.ink, width=scale)

@@ -1,0 +1,229 @@
+"""`scenes`: shapes and texts in colours; what colour, how many, where, what it says, what is odd, what there is."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from arr_coc.data.worlds.drawing import (
+    COLOURS,
+    SHAPES,
+    Canvas,
+    distance,
+    jitter_named,
+    lightness,
+    make_ground,
+    random_text,
+)
+from arr_coc.data.worlds.wording import put
+from arr_coc.data.worlds.world import Box, Question, Scene, Size, World, register_world
+
+# side -> (axis, sign): a thing is left of another if its far edge lies before the other's near edge
+_SIDES = {"left of": (0, -1), "right of": (0, 1), "above": (1, -1), "below": (1, 1)}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A shape in a scene."""
+
+    shape: str
+    color: str
+    radius: float
+    box: Box
+
+
+def visible_colours(ground: tuple[int, int, int], least: float = 85) -> list[str]:
+    """Names of the colours that stand out from a ground."""
+    return [name for name, colour in COLOURS.items() if distance(colour, ground) > least]
+
+
+@register_world("scenes")
+class Scenes(World):
+    """Shapes and texts on a plain ground."""
+
+    kinds = ("color", "count_shape", "count_color", "relation", "read", "unusual", "overview")
+
+    def draw(self, rng: random.Random, size: Size, kind: str, varied: bool = False) -> Scene:
+        """Draw until the scene can be asked a question of the kind."""
+        while True:
+            canvas = Canvas(rng, size, *make_ground(rng, size), varied)
+            colours = visible_colours(canvas.ground_colour)
+            texts: list[tuple[str, str, Box]] = []
+            favourite = (rng.choice(SHAPES), rng.choice(colours))
+            if kind == "unusual":
+                shapes, odd = _draw_odd(canvas, rng, colours)
+                questions = [] if odd is None else [_ask_unusual(rng, shapes, odd)]
+                shapes = shapes if odd is None else [*shapes, odd]
+            elif kind == "overview":
+                shapes = _draw_sizes(canvas, rng, colours)
+                questions = _ask_overview(rng, shapes)
+            else:
+                texts = _draw_texts(canvas, rng, colours, least=1 if kind == "read" else 0)
+                shapes = _draw_shapes(canvas, rng, colours, kind, favourite)
+                questions = []
+            questions += [
+                *_ask_color(rng, shapes),
+                *_ask_counts(rng, shapes, colours, {color for color, _, _ in texts}, favourite),
+                *_ask_relations(rng, shapes),
+                *_ask_read(rng, texts),
+            ]
+            if any(question.kind == kind for question in questions):
+                return Scene(canvas.finish(), tuple(questions), tuple(canvas.things))
+
+
+def _radius(rng: random.Random, size: Size) -> float:
+    """Large enough to be told apart, small enough for company."""
+    return rng.uniform(10, max(14.0, min(38.0, min(size) * 0.15)))
+
+
+def _draw_texts(canvas: Canvas, rng: random.Random, colours: list[str], least: int) -> list[tuple[str, str, Box]]:
+    texts = []
+    for color in rng.sample(colours, rng.randint(least, max(least, min(3, min(canvas.size) // 90)))):
+        most = 6 if min(canvas.size) > 180 else 4
+        ink = jitter_named(rng, color, canvas.ground_colour)
+        if abs(lightness(ink) - lightness(canvas.ground_colour)) < 30:  # JPEG keeps little of color alone
+            continue
+        text = random_text(rng, most)
+        box = canvas.add_text(text, color, ink, rng.randint(20, 20 + min(canvas.size) // 14))
+        if box is not None:
+            texts.append((color, text, box))
+    return texts
+
+
+def _draw_shapes(
+    canvas: Canvas, rng: random.Random, colours: list[str], kind: str, favourite: tuple[str, str]
+) -> list[Shape]:
+    """Any shapes; where they will be counted, as many of one shape or colour as of none, and some others."""
+    room = canvas.size[0] * canvas.size[1] / 128**2  # 1 to 16
+    most = int(min(9, 2 + 2 * room**0.7))
+    count = rng.randint(2 if kind == "relation" else 1, 4 if kind == "relation" else most)
+    wanted = [(rng.choice(SHAPES), rng.choice(colours)) for _ in range(count)]
+    if kind in ("count_shape", "count_color"):
+        alike = rng.randint(0, min(7, most))
+        place = 0 if kind == "count_shape" else 1
+        others = [one for one in wanted if one[place] != favourite[place]][: rng.randint(0, 3)]
+        fixed = [
+            (favourite[0], rng.choice(colours)) if place == 0 else (rng.choice(SHAPES), favourite[1])
+            for _ in range(alike)
+        ]
+        wanted = fixed + others
+        rng.shuffle(wanted)
+    shapes = []
+    for shape, color in wanted:
+        radius = _radius(rng, canvas.size)
+        box = canvas.add_shape(shape, color, radius)
+        if box is not None:
+            shapes.append(Shape(shape, color, radius, box))
+    return shapes
+
+
+def _draw_odd(canvas: Canvas, rng: random.Random, colours: list[str]) -> tuple[list[Shape], Shape | None]:
+    """Several of a kind, and one that differs in shape, in colour, or in both."""
+    shape, color = rng.choice(SHAPES), rng.choice(colours)
+    other_shape = rng.choice([name for name in SHAPES if name != shape])
+    other_color = rng.choice([name for name in colours if name != color])
+    differs = rng.choice(("shape", "color", "both"))
+    odd_shape = shape if differs == "color" else other_shape
+    odd_color = color if differs == "shape" else other_color
+    shapes: list[Shape] = []
+    radius = _radius(rng, canvas.size)
+    box = canvas.add_shape(odd_shape, odd_color, radius)
+    odd = None if box is None else Shape(odd_shape, odd_color, radius, box)
+    for _ in range(rng.randint(3, 7)):
+        radius = _radius(rng, canvas.size)
+        box = canvas.add_shape(shape, color, radius)
+        if box is not None:
+            shapes.append(Shape(shape, color, radius, box))
+    return shapes, odd if len(shapes) >= 2 else None
+
+
+def _draw_sizes(canvas: Canvas, rng: random.Random, colours: list[str]) -> list[Shape]:
+    """Different shapes, each clearly smaller than the one before."""
+    radius = min(canvas.size) * rng.uniform(0.17, 0.24)
+    shapes = []
+    for shape in rng.sample(SHAPES, rng.randint(2, 4)):
+        if radius < 9:
+            break
+        color = rng.choice(colours)
+        box = canvas.add_shape(shape, color, radius)
+        if box is None:
+            break
+        shapes.append(Shape(shape, color, radius, box))
+        radius *= rng.uniform(0.52, 0.7)
+    return shapes
+
+
+def _ask_color(rng: random.Random, shapes: list[Shape]) -> list[Question]:
+    return [
+        Question("color", put(rng, "color", shape=one.shape), one.color, (one.box,))
+        for one in shapes
+        if sum(other.shape == one.shape for other in shapes) == 1
+    ]
+
+
+def _ask_counts(
+    rng: random.Random, shapes: list[Shape], colours: list[str], written: set[str], favourite: tuple[str, str]
+) -> list[Question]:
+    """Counts of a shape and a colour that were drawn on purpose, and of another of each; a text is no thing."""
+    questions = []
+    for shape in dict.fromkeys((favourite[0], rng.choice(SHAPES))):
+        boxes = tuple(one.box for one in shapes if one.shape == shape)
+        questions.append(Question("count_shape", put(rng, "count_shape", shape=shape), str(len(boxes)), boxes))
+    for color in dict.fromkeys((favourite[1], rng.choice(colours))):
+        if color not in written:
+            boxes = tuple(one.box for one in shapes if one.color == color)
+            questions.append(Question("count_color", put(rng, "count_color", color=color), str(len(boxes)), boxes))
+    return questions
+
+
+def _ask_relations(rng: random.Random, shapes: list[Shape]) -> list[Question]:
+    """What is beside a shape, if exactly one shape is on that side, more so than on another, and no other nearly."""
+    questions = []
+    for one in shapes:
+        if sum((other.shape, other.color) == (one.shape, one.color) for other in shapes) > 1:
+            continue
+        for side, (axis, sign) in _SIDES.items():
+            middle = (one.box[axis] + one.box[axis + 2]) / 2
+            clear, doubtful = [], 0
+            for other in shapes:
+                if other is one:
+                    continue
+                inner = other.box[axis + 2] if sign < 0 else other.box[axis]
+                edge = one.box[axis] if sign < 0 else one.box[axis + 2]
+                centre = (other.box[axis] + other.box[axis + 2]) / 2
+                if sign * (inner - edge) > 0:
+                    clear.append(other)
+                elif sign * (centre - middle) > -4:
+                    doubtful += 1
+            if len(clear) == 1 and not doubtful and _most_apart(one, clear[0]) == axis:
+                text = put(rng, "relation", side=side, color=one.color, shape=one.shape)
+                answer = f"{clear[0].color} {clear[0].shape}"
+                questions.append(Question("relation", text, answer, (one.box, clear[0].box)))
+    return questions
+
+
+def _most_apart(one: Shape, other: Shape) -> int:
+    """The axis along which two shapes are farther apart: 0 is across, 1 is down."""
+    across, down = (abs(one.box[axis] + one.box[axis + 2] - other.box[axis] - other.box[axis + 2]) for axis in (0, 1))
+    return 0 if across >= down else 1
+
+
+def _ask_read(rng: random.Random, texts: list[tuple[str, str, Box]]) -> list[Question]:
+    questions = []
+    for color, text, box in texts:
+        alone = len(texts) == 1 and rng.random() < 0.2
+        asked = put(rng, "read_only") if alone else put(rng, "read", color=color)
+        questions.append(Question("read", asked, text, (box,)))
+    return questions
+
+
+def _ask_unusual(rng: random.Random, shapes: list[Shape], odd: Shape) -> Question:
+    boxes = (odd.box, *(one.box for one in shapes))
+    return Question("unusual", put(rng, "unusual"), f"{odd.color} {odd.shape}", boxes)
+
+
+def _ask_overview(rng: random.Random, shapes: list[Shape]) -> list[Question]:
+    if len(shapes) < 2:
+        return []
+    answer = ", ".join(one.shape for one in shapes)
+    return [Question("overview", put(rng, "overview"), answer, tuple(one.box for one in shapes))]

@@ -1,0 +1,211 @@
+"""What a world gives: a picture, a question about it, the true answer, and where one has to look."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, TypeVar
+
+from PIL import Image
+
+Box = tuple[float, float, float, float]
+Size = tuple[int, int]
+Split = Literal["train", "validation", "test"]
+
+# Seeds of the three splits never meet.
+_FIRST = {"test": 0, "validation": 10**8, "train": 10**9}
+
+
+@dataclass(frozen=True)
+class Thing:
+    """Something in a picture: its box `(left, top, right, bottom)` in pixels, and the words that name it."""
+
+    box: Box
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question, its answer, its kind, and the boxes (in pixels) that must be looked at."""
+
+    kind: str
+    text: str
+    answer: str
+    boxes: tuple[Box, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """A drawn picture, the questions that can be asked about it, and everything that is in it.
+
+    Args:
+        picture (`PIL.Image.Image`): RGB.
+        questions (`tuple[Question, ...]`): all that have one true answer.
+        things (`tuple[Thing, ...]`): for the dense loss of training: shapes, texts and single characters.
+    """
+
+    picture: Image.Image
+    questions: tuple[Question, ...]
+    things: tuple[Thing, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One picture with one question.
+
+    Args:
+        picture (`PIL.Image.Image`): RGB.
+        question, answer, kind (`str`): as in [`Question`].
+        boxes (`tuple[Box, ...]`): what must be looked at, as shares of the picture's sides.
+        world (`str`): where it is from.
+        seed (`int`): makes it again.
+    """
+
+    picture: Image.Image
+    question: str
+    answer: str
+    kind: str
+    boxes: tuple[Box, ...]
+    world: str
+    seed: int
+
+
+class World(ABC):
+    """A deterministic generator of scenes.
+
+    Attributes:
+        kinds (`tuple[str, ...]`): the kinds of questions it asks.
+        sides (`tuple[int, int]`): shortest and longest side, in pixels, of pictures whose size the seed decides.
+    """
+
+    kinds: ClassVar[tuple[str, ...]]
+    sides: ClassVar[tuple[int, int]] = (128, 512)
+
+    @abstractmethod
+    def draw(self, rng: random.Random, size: Size, kind: str, varied: bool = False) -> Scene:
+        """Draw a scene `(width, height)` that can be asked a question of a kind, among others."""
+
+
+WorldT = TypeVar("WorldT", bound=type[World])
+_WORLDS: dict[str, World] = {}
+
+
+def register_world(name: str) -> Callable[[WorldT], WorldT]:
+    """Class decorator that makes a world known by name."""
+
+    def register(cls: WorldT) -> WorldT:
+        if name in _WORLDS:
+            raise ValueError(f"a world named {name!r} is already registered; choose another name")
+        _WORLDS[name] = cls()
+        return cls
+
+    return register
+
+
+def list_worlds() -> list[str]:
+    """Names of all worlds.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.data.worlds import list_worlds
+    >>> list_worlds()
+    ['camouflage', 'needles', 'pages', 'scenes', 'void']
+
+    ```
+    """
+    return sorted(_WORLDS)
+
+
+def open_world(name: str) -> World:
+    """A world by its name."""
+    if name not in _WORLDS:
+        raise ValueError(f"no world is named {name!r}; there are {', '.join(list_worlds())}")
+    return _WORLDS[name]
+
+
+def check_kind(world: str, kind: str) -> None:
+    """Refuse a kind of questions that a world does not ask."""
+    kinds = open_world(world).kinds
+    if kind not in kinds:
+        raise ValueError(f"{world} asks no {kind!r}; it asks {', '.join(kinds)}")
+
+
+def split_seed(split: Split, index: int) -> int:
+    """The seed of a sample of a split; seeds of different splits never meet.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.data.worlds import split_seed
+    >>> split_seed("validation", 7)
+    100000007
+
+    ```
+    """
+    if split not in _FIRST:
+        raise ValueError(f"`split` must be one of {', '.join(_FIRST)}, got {split!r}")
+    last = {"test": 10**8, "validation": 9 * 10**8, "train": 10**15}[split]
+    if not 0 <= index < last:
+        raise ValueError(f"`index` must be at least 0 and below {last} for {split!r}, got {index}")
+    return _FIRST[split] + index
+
+
+def draw_scene(world: str, seed: int, kind: str | None = None, size: Size | None = None, varied: bool = False) -> Scene:
+    """The scene of a seed, with all questions it can be asked; arguments as in [`make_sample`]."""
+    chosen = open_world(world)
+    rng = random.Random(f"{world} {seed}")
+    drawn = (rng.randint(*chosen.sides), rng.randint(*chosen.sides))
+    width, height = drawn if size is None else size
+    # at most twice as long as wide, whatever was drawn
+    width, height = max(width, (height + 1) // 2), max(height, (width + 1) // 2)
+    wanted = rng.choice(chosen.kinds)
+    if kind is not None:
+        check_kind(world, kind)
+        wanted = kind
+    return chosen.draw(rng, (width, height), wanted, varied)
+
+
+def make_sample(
+    world: str, seed: int, kind: str | None = None, size: Size | None = None, varied: bool = False
+) -> Sample:
+    """The sample of a seed: the same picture, question and answer on every call.
+
+    Args:
+        world (`str`): see [`list_worlds`].
+        seed (`int`): see [`split_seed`].
+        kind (`str`, *optional*): one kind of questions; by default the seed decides.
+        size (`tuple[int, int]`, *optional*): width and height in pixels; by default the seed decides, within
+            the world's `sides`.
+        varied (`bool`, *optional*, defaults to `False`): write also with DejaVu, where matplotlib is installed; a seed
+            then gives the same sample only where the same fonts are.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.data.worlds import make_sample
+    >>> sample = make_sample("scenes", 1, kind="color")
+    >>> sample.question, sample.answer
+    ('what color is the circle?', 'orange')
+
+    ```
+    """
+    scene = draw_scene(world, seed, kind, size, varied)
+    rng = random.Random(f"{world} {seed} question")
+    wanted = [question for question in scene.questions if kind in (None, question.kind)]
+    kinds = sorted({question.kind for question in wanted})
+    asked_kind = rng.choice(kinds)
+    question = rng.choice([question for question in wanted if question.kind == asked_kind])
+    return sample_of(scene, question, world, seed)
+
+
+def sample_of(scene: Scene, question: Question, world: str, seed: int) -> Sample:
+    """A scene with one of its questions; boxes become shares of the picture's sides."""
+    width, height = scene.picture.size
+    boxes = tuple(
+        (max(0.0, left / width), max(0.0, top / height), min(1.0, right / width), min(1.0, bottom / height))
+        for left, top, right, bottom in question.boxes
+    )
+    return Sample(scene.picture, question.text, question.answer, question.kind, boxes, world, seed)

@@ -1,0 +1,113 @@
+"""How well something looked: kept cells and relevance against the cells that had to be looked at.
+
+| measure     | is                                                                             |
+|-------------|--------------------------------------------------------------------------------|
+| `precision` | share of the kept cells that lie inside the boxes                              |
+| `coverage`  | share of the boxes' cells that were kept                                       |
+| `overlap`   | intersection over union of the boxes' cells and as many of the most relevant   |
+| `pointing`  | whether the most relevant cell lies inside (the pointing game)                 |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+Box = Sequence[float]
+
+# What was kept of less than this share of what had to be looked at was not looked at.
+LOOKED = 0.5
+
+# A cell belongs to a box that covers this share of it, or of which it holds half.
+_COVERED, _HELD = 0.25, 0.5
+
+
+def cells_inside(boxes: Sequence[Box], rows: int, columns: int) -> Tensor:
+    """Boolean `[rows, columns]`: the cells that belong to boxes `(left, top, right, bottom)` in shares of the sides.
+
+    Every box has a cell, however small it is.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.evaluation.metrics import cells_inside
+    >>> cells_inside([(0.5, 0.0, 1.0, 0.5)], 2, 4).int().tolist()
+    [[0, 0, 1, 1], [0, 0, 0, 0]]
+
+    ```
+    """
+    if not len(boxes):
+        return torch.zeros(rows, columns, dtype=torch.bool)
+    edges = torch.tensor([list(box) for box in boxes], dtype=torch.float32) * torch.tensor([columns, rows] * 2)
+    sides = []
+    for low, high, count in ((edges[:, 0], edges[:, 2], columns), (edges[:, 1], edges[:, 3], rows)):
+        first = torch.arange(count)
+        sides.append((torch.minimum(high[:, None], first + 1) - torch.maximum(low[:, None], first)).clamp(min=0))
+    area = sides[1][:, :, None] * sides[0][:, None]  # [n, rows, columns]
+    size = ((edges[:, 2] - edges[:, 0]) * (edges[:, 3] - edges[:, 1]))[:, None, None]
+    inside = (area >= _COVERED) | ((area >= _HELD * size) & (area > 0))
+    # on the border of cells, or without any area: the cell of its middle
+    column = ((edges[:, 0] + edges[:, 2]) / 2).long().clamp(0, columns - 1)
+    row = ((edges[:, 1] + edges[:, 3]) / 2).long().clamp(0, rows - 1)
+    missed = ~inside.flatten(1).any(dim=1)
+    found = inside.any(dim=0)
+    found[row[missed], column[missed]] = True
+    return found
+
+
+def precision(kept: Tensor, inside: Tensor) -> Tensor:
+    """Share `[B]` of the kept cells `[B, N]` that lie inside `[B, N]`."""
+    return (kept & inside).sum(dim=-1) / kept.sum(dim=-1).clamp(min=1)
+
+
+def coverage(kept: Tensor, inside: Tensor) -> Tensor:
+    """Share `[B]` of the cells inside `[B, N]` that were kept `[B, N]`."""
+    return (kept & inside).sum(dim=-1) / inside.sum(dim=-1).clamp(min=1)
+
+
+def overlap(relevance: Tensor, inside: Tensor) -> Tensor:
+    """Intersection over union `[B]` of the cells inside `[B, N]` and as many of the most relevant `[B, N]`.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc.evaluation.metrics import overlap
+    >>> overlap(torch.tensor([[0.9, 0.8, 0.1, 0.0]]), torch.tensor([[True, False, True, False]]))
+    tensor([0.3333])
+
+    ```
+    """
+    order = relevance.argsort(dim=-1, descending=True, stable=True)
+    chosen = torch.zeros_like(inside)
+    first = torch.arange(inside.shape[-1], device=inside.device) < inside.sum(dim=-1, keepdim=True)
+    chosen.scatter_(-1, order, first)
+    return (chosen & inside).sum(dim=-1) / (chosen | inside).sum(dim=-1).clamp(min=1)
+
+
+def pointing(relevance: Tensor, inside: Tensor) -> Tensor:
+    """Whether `[B]` the most relevant cell `[B, N]` lies inside `[B, N]`."""
+    return inside.gather(-1, relevance.argmax(dim=-1, keepdim=True))[..., 0]
+
+
+def find_misleading(
+    relevance: Tensor, scores: Mapping[str, Tensor], weights: Mapping[str, float], inside: Tensor
+) -> str:
+    """The score `[N]` that, by its weight, most preferred the best cells elsewhere to those inside `[N]`.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc.evaluation.metrics import find_misleading
+    >>> scores = {"right": torch.tensor([1.0, 0.0]), "wrong": torch.tensor([0.0, 1.0])}
+    >>> find_misleading(scores["wrong"], scores, {"right": 0.5, "wrong": 0.5}, torch.tensor([True, False]))
+    'wrong'
+
+    ```
+    """
+    elsewhere = relevance.masked_fill(inside, -1).topk(max(1, int(inside.sum()))).indices
+    pulls = {name: weights[name] * float(one[elsewhere].mean() - one[inside].mean()) for name, one in scores.items()}
+    return max(pulls, key=lambda name: pulls[name])

@@ -1,0 +1,255 @@
+"""How a vision-language model is opened: what every family has to say, and the registry of those that do.
+
+A family is found by its config's `model_type`, also below wrappers such as PEFT's. To add one, subclass [`Family`] in
+a file of its own and decorate it with `@register_family("model_type", ...)`.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from arr_coc.config import Grid
+from arr_coc.families.encoder_attention import EncoderReader, LayerInput, find_layer, keep_inputs
+from arr_coc.selectors.contract import Layer
+
+Inputs = Mapping[str, Any]
+
+
+class Encoded(NamedTuple):
+    """All pictures (or clips) of a call, encoded.
+
+    Args:
+        features (`Tensor` of shape `[N, D]`): merged tokens of all of them, one after the other.
+        deepstack (`tuple[Tensor, ...]`): further levels `[N, D]`; empty where a family has none.
+        reader (`EncoderReader`, *optional*): of the encoder's layers, where some were to be kept.
+    """
+
+    features: Tensor
+    deepstack: tuple[Tensor, ...]
+    reader: EncoderReader | None = None
+
+
+class Family:
+    """One family of models. `target` is the module with `generate`, `inner` the one below its head."""
+
+    processor_class: ClassVar[str] = ""
+    kinds: ClassVar[tuple[str, ...]] = ("image",)
+    pixel_names: ClassVar[Mapping[str, str]] = {"image": "pixel_values", "video": "pixel_values_videos"}
+    # whether decoding needs a cache: without one, transformers drops a mask without padding, and then reads gaps in
+    # one-dimensional positions as the borders of packed sequences
+    needs_cache: ClassVar[bool] = False
+    # inputs that describe the full prompt and mean nothing for the shorter one
+    consumed: ClassVar[tuple[str, ...]] = ("pixel_values",)
+
+    def __init__(self, target: nn.Module) -> None:
+        self._target = target
+        self.inner: Any = target.model
+        self.config: Any = target.config
+
+    @property
+    def target(self) -> Any:
+        """The module with `generate`."""
+        return self._target
+
+    def present(self, inputs: Inputs) -> list[str]:
+        """Kinds of pictures that a call carries."""
+        return [kind for kind in self.kinds if inputs.get(self.pixel_names[kind]) is not None]
+
+    def needs(self, inputs: Inputs) -> list[str]:
+        """Names of inputs without which the pictures of a call cannot be read."""
+        return []
+
+    def token_id(self, kind: str) -> int:
+        """Id of the placeholder of one visual token."""
+        return int(getattr(self.config, f"{kind}_token_id"))
+
+    def special_ids(self) -> set[int]:
+        """Ids around pictures that are no words."""
+        names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+        return {int(value) for name in names if (value := getattr(self.config, name, None)) is not None}
+
+    def pad_id(self) -> int:
+        """An id for padding that is never a placeholder."""
+        for config in (self.config, self.config.get_text_config()):
+            value = getattr(config, "pad_token_id", None)
+            if value is not None and value not in self.special_ids():
+                return int(value)
+        return 0
+
+    def grids(self, inputs: Inputs, kind: str) -> list[Grid]:
+        """Token grid `(t, h, w)` of each picture of a kind, before anything is encoded."""
+        raise TypeError(f"{type(self).__name__} does not say what grids its pictures have")
+
+    def encode(self, inputs: Inputs, kind: str, layers: Sequence[Layer] = ()) -> Encoded:
+        """Encode all pictures of a kind once, and keep what the named encoder layers saw."""
+        modules = self.encoder_attention() if layers else []
+        attending = self.attending_layers(len(modules))
+        with keep_inputs(modules, [find_layer(layer, len(modules), attending) for layer in layers]) as kept:
+            features, deepstack = self.run_encoder(inputs, kind)
+        if not layers:
+            return Encoded(features, deepstack)
+
+        def read(layer: int) -> LayerInput:
+            return self.read_layer(modules[layer], kept[layer], inputs, kind)
+
+        return Encoded(features, deepstack, EncoderReader(read, layers, len(modules), attending))
+
+    def encode_cells(
+        self, patches: Tensor, cells: Sequence[Tensor], grids: Sequence[Grid], replay: bool = False
+    ) -> Encoded:
+        """Encode chosen cells of still pictures alone, each at its true place, all pictures in one call.
+
+        Args:
+            patches (`Tensor` of shape `[n, F]`): rows of pixel values of all cells, picture by picture.
+            cells (`Sequence[Tensor]`): for each picture its chosen cells `[k]`, in the order of `patches`.
+            grids (`Sequence[Grid]`): token grid of each whole picture.
+            replay (`bool`, *optional*, defaults to `False`): whether as many cells will be encoded again and again.
+        """
+        raise ValueError(
+            f"{self.config.model_type} reads whole pictures of one size, so that single cells cannot be encoded; "
+            "use mode 'prune'"
+        )
+
+    def run_encoder(self, inputs: Inputs, kind: str) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Merged tokens `[N, D]` of all pictures of a kind, and further levels of them."""
+        raise TypeError(f"{type(self).__name__} does not say how it encodes")
+
+    def encoder_attention(self) -> list[nn.Module]:
+        """The attention module of each encoder layer."""
+        raise TypeError(f"{type(self).__name__} does not say how its encoder is read")
+
+    def attending_layers(self, depth: int) -> Sequence[int]:
+        """Encoder layers in which every patch attends to its whole picture or frame."""
+        return range(depth)
+
+    def read_layer(self, module: nn.Module, called: dict[str, Any], inputs: Inputs, kind: str) -> LayerInput:
+        """Queries and keys of a layer, from what its attention was called with."""
+        raise TypeError(f"{type(self).__name__} does not say how its encoder is read")
+
+    def completed(self, inputs: Inputs) -> dict[str, Tensor]:
+        """Inputs that the model needs and a caller may have left out."""
+        return {}
+
+    def positions(self, inputs: Inputs) -> Tensor:
+        """Positions `[P, B, L]` of the full prompt, `P` of them for each token."""
+        raise TypeError(f"{type(self).__name__} does not say where its tokens stand")
+
+    def place(self, mask: Tensor, positions: Tensor, next_position: Tensor) -> dict[str, Tensor]:
+        """Position arguments of the shorter prompt, given its mask `[B, L']`, its tokens' positions `[P, B, L']`, and
+        where decoding goes on `[B]`.
+        """
+        raise TypeError(f"{type(self).__name__} does not say how positions are passed")
+
+    def pictures(self, inputs: Inputs, kind: str) -> list[Tensor] | None:
+        """The pictures `[t, 3, H, W]` in [0, 1] behind the pixel values, if they can be had."""
+        return None
+
+    def resize(self, inputs: Inputs, kind: str, grids: Sequence[Grid]) -> dict[str, Tensor]:
+        """The inputs that change when the pictures of a kind are resized to these token grids."""
+        raise ValueError(f"{self.config.model_type} reads every picture at one size; use a selector that picks tokens")
+
+    def cut(self) -> dict[str, Any]:
+        """How pictures are cut into patches, as in [`~arr_coc.patches_from_picture`]."""
+        raise ValueError(f"{self.config.model_type} does not cut pictures into cells; use mode 'prune'")
+
+    def state_grids(self, kind: str, grids: Sequence[Grid], device: torch.device) -> dict[str, Tensor]:
+        """The inputs that tell the model of token grids."""
+        return {}
+
+    def embed_words(self, ids: Tensor, layers: int = 0) -> Tensor:
+        """Embeddings `[Q, D]` of words, or what the language model's first layers make of them read by themselves."""
+        words: Tensor = self.target.get_input_embeddings()(ids)
+        if layers == 0:
+            return words
+        language: Any = self.inner.language_model
+        if layers > len(language.layers):
+            raise ValueError(f"`query_layers` must be at most {len(language.layers)} for this model, got {layers}")
+        # a shallow copy that shares every weight; the model itself is not touched
+        short = copy.copy(language)
+        short._modules = {**language._modules, "layers": language.layers[:layers], "norm": nn.Identity()}
+        output = type(language).forward(short, inputs_embeds=words[None], use_cache=False)
+        read: Tensor = output.last_hidden_state[0]
+        return read
+
+    def wrap(self, features: list[Tensor], deepstack: list[list[Tensor]]) -> Any:
+        """Encoder output with the rows of each picture, as the model takes it."""
+        raise TypeError(f"{type(self).__name__} does not say how it takes features")
+
+
+FamilyT = TypeVar("FamilyT", bound=type[Family])
+_FAMILIES: dict[str, type[Family]] = {}
+
+
+def register_family(*model_types: str) -> Callable[[FamilyT], FamilyT]:
+    """Class decorator that makes a family known by the `model_type` of its config."""
+
+    def register(cls: FamilyT) -> FamilyT:
+        for name in model_types:
+            if name in _FAMILIES:
+                raise ValueError(f"a family for {name!r} is already registered ({_FAMILIES[name].__name__})")
+            _FAMILIES[name] = cls
+        return cls
+
+    return register
+
+
+def list_families() -> list[str]:
+    """The `model_type`s that can be opened.
+
+    Example:
+
+    ```python
+    >>> from arr_coc import list_families
+    >>> {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava"} <= set(list_families())
+    True
+
+    ```
+    """
+    return sorted(_FAMILIES)
+
+
+def family_class(model_type: str) -> type[Family]:
+    """The family of a `model_type`; an unknown one is refused with the list of those that are known."""
+    if model_type not in _FAMILIES:
+        raise _unsupported(model_type)
+    return _FAMILIES[model_type]
+
+
+def _unsupported(name: str) -> ValueError:
+    return ValueError(
+        f"{name} is not supported; supported are {', '.join(list_families())}. "
+        "To add one, subclass `arr_coc.families.family.Family` and register it with `@register_family`"
+    )
+
+
+def open_family(model: nn.Module) -> Family:
+    """Find the family of a model, also below wrappers, and refuse what would go wrong before anything is touched."""
+    prompt_learning = getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
+    if prompt_learning:
+        raise ValueError(
+            "prompt and prefix tuning move or drop positions, so that tokens would lose their places; use LoRA"
+        )
+    for module in model.modules():
+        model_type = getattr(getattr(module, "config", None), "model_type", None)
+        # its own head, not one that a wrapper passes on
+        if model_type in _FAMILIES and "lm_head" in dict(module.named_children()):
+            if "mm_encoder_outputs" not in inspect.signature(type(module).forward).parameters:
+                raise ValueError("this version of transformers does not take encoded pictures; install >= 5.19")
+            return _FAMILIES[model_type](module)
+    raise _unsupported(type(model).__name__)
+
+
+def read_levels(output: Any) -> tuple[Tensor, ...]:
+    """Merged tokens `[N, D]` that an encoder gave out, then its further levels."""
+    return flat(output.pooler_output), *map(flat, getattr(output, "deepstack_features", None) or ())
+
+
+def flat(values: Any) -> Tensor:
+    """Features of all pictures in one tensor `[N, D]`, however a family delivers them."""
+    return torch.cat(list(values)) if isinstance(values, tuple | list) else values

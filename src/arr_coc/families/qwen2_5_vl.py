@@ -1,0 +1,53 @@
+"""Qwen2.5-VL: as Qwen2-VL, with windows in its encoder and absolute time in the positions of clips."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers.vision_utils import get_vision_window_index
+
+from arr_coc.config import Grid
+from arr_coc.families.family import Inputs, register_family
+from arr_coc.families.qwen2_vl import Qwen2VL
+
+
+@register_family("qwen2_5_vl")
+class Qwen25VL(Qwen2VL):
+    """Qwen2.5-VL. `second_per_grid_ts` reaches its positions by name."""
+
+    processor_class = "Qwen2_5_VLProcessor"
+
+    def attending_layers(self, depth: int) -> Sequence[int]:
+        """Most layers see windows only."""
+        return [int(layer) for layer in self.config.vision_config.fullatt_block_indexes]
+
+    def cell_order(self, inputs: Inputs, kind: str) -> Tensor | None:
+        """The encoder works window by window."""
+        vision = self.config.vision_config
+        index, _ = get_vision_window_index(
+            inputs[f"{kind}_grid_thw"],
+            spatial_merge_size=vision.spatial_merge_size,
+            window_size=vision.window_size,
+            patch_size=vision.patch_size,
+        )
+        order: Tensor = index.argsort()
+        return order
+
+    def cell_arguments(self, places: Sequence[Tensor], grids: Sequence[Grid]) -> dict[str, Tensor]:
+        """Chosen cells in the order of the encoder's windows, each window as long as it has cells."""
+        vision = self.config.vision_config
+        side = vision.window_size // vision.patch_size // vision.spatial_merge_size  # in cells
+        keys, first = [], 0
+        for place, (_, rows, columns) in zip(places, grids, strict=True):
+            across = -(-columns // side)
+            window = first + place[:, 0] // side * across + place[:, 1] // side
+            inside = place[:, 0] % side * side + place[:, 1] % side
+            keys.append(window * side**2 + inside)
+            first += -(-rows // side) * across
+        key = torch.cat(keys)
+        order = key.argsort()
+        _, counts = (key[order] // side**2).unique_consecutive(return_counts=True)
+        ends = (counts * vision.spatial_merge_size**2).cumsum(0, dtype=torch.int32)
+        return {"window_index": order, "cu_window_seqlens": torch.cat([ends.new_zeros(1), ends])}

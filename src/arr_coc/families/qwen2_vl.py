@@ -1,0 +1,167 @@
+"""Qwen2-VL: three-dimensional positions (M-RoPE), patches of 14 pixels, normalisation of CLIP."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb_vision
+
+from arr_coc.config import Grid
+from arr_coc.families.encoder_attention import LayerInput
+from arr_coc.families.encoder_graph import call_encoder
+from arr_coc.families.family import Encoded, Family, Inputs, read_levels, register_family
+from arr_coc.pixels.patches import CLIP_MEAN, CLIP_STD, patches_from_picture, picture_from_patches
+
+
+@register_family("qwen2_vl")
+class Qwen2VL(Family):
+    """Qwen2-VL, and the base of the families that followed it."""
+
+    processor_class = "Qwen2VLProcessor"
+    kinds = ("image", "video")
+    consumed = (
+        *("pixel_values", "pixel_values_videos", "image_grid_thw", "video_grid_thw"),
+        *("second_per_grid_ts", "mm_token_type_ids"),
+    )
+    image_mean: ClassVar[Sequence[float]] = CLIP_MEAN
+    image_std: ClassVar[Sequence[float]] = CLIP_STD
+
+    def needs(self, inputs: Inputs) -> list[str]:
+        """The grid of every kind of picture."""
+        return [f"{kind}_grid_thw" for kind in self.present(inputs)]
+
+    def grids(self, inputs: Inputs, kind: str) -> list[Grid]:
+        """Patch grids, divided by the merge of patches into tokens."""
+        merge = self.config.vision_config.spatial_merge_size
+        return [(t, h // merge, w // merge) for t, h, w in inputs[f"{kind}_grid_thw"].tolist()]
+
+    def run_encoder(self, inputs: Inputs, kind: str) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Encode all pictures of a kind once."""
+        output = getattr(self.inner, f"get_{kind}_features")(inputs[self.pixel_names[kind]], inputs[f"{kind}_grid_thw"])
+        features, *deepstack = read_levels(output)
+        return features, tuple(deepstack)
+
+    def encode_cells(
+        self, patches: Tensor, cells: Sequence[Tensor], grids: Sequence[Grid], replay: bool = False
+    ) -> Encoded:
+        """Chosen cells through the encoder's own forward, which takes their places as arguments."""
+        merge = self.config.vision_config.spatial_merge_size
+        places = [torch.stack([own // grid[2], own % grid[2]], dim=1) for own, grid in zip(cells, grids, strict=True)]
+        inside = torch.cartesian_prod(*[torch.arange(merge, device=patches.device)] * 2)  # [m * m, 2]
+        positions = (torch.cat(places)[:, None] * merge + inside).flatten(0, 1)  # [n, 2]
+        lengths = torch.tensor([0] + [len(own) * merge**2 for own in cells], dtype=torch.int32)
+        known = {"cu_seqlens": lengths.cumsum(0, dtype=torch.int32), **self.cell_arguments(places, grids)}
+        told = {
+            **self.state_grids("image", grids, patches.device),
+            "position_ids": positions,
+            **{name: value.to(self._home(name, patches.device)) for name, value in known.items()},
+        }
+        told["grid_thw"] = told.pop("image_grid_thw")
+        levels = call_encoder(self.inner.visual, patches.to(self.inner.visual.dtype), told, replay)
+        return Encoded(levels[0], levels[1:])
+
+    def _home(self, name: str, device: torch.device) -> torch.device:
+        """Where the encoder reads what it is told: lengths on the host at each layer, but for flash attention."""
+        flash = "flash" in str(self.inner.visual.config._attn_implementation)
+        return device if flash or "seqlens" not in name else torch.device("cpu")
+
+    def cell_arguments(self, places: Sequence[Tensor], grids: Sequence[Grid]) -> dict[str, Tensor]:
+        """What else the encoder must be told of rows and columns `[k, 2]` of the chosen cells of each picture."""
+        return {}
+
+    def encoder_attention(self) -> list[nn.Module]:
+        """The attention module of each encoder layer."""
+        return [block.attn for block in self.inner.visual.blocks]
+
+    def read_layer(self, module: nn.Module, called: dict[str, Any], inputs: Inputs, kind: str) -> LayerInput:
+        """Queries and keys of a layer; its frames (or windows) attend to themselves alone."""
+        attention: Any = module
+        hidden = called["hidden_states"]
+        # [n, 3 * F] -> [3, n, heads, d]
+        split = attention.qkv(hidden).view(hidden.shape[0], 3, attention.num_heads, -1).transpose(0, 1)
+        queries, keys = apply_rotary_pos_emb_vision(split[0], split[1], *called["position_embeddings"])
+        return LayerInput(
+            queries=queries.transpose(0, 1),  # [heads, n, d]
+            keys=keys.transpose(0, 1),
+            content=split[1].flatten(1),
+            lengths=tuple(called["cu_seqlens"].diff().tolist()),
+            scale=attention.head_dim**-0.5,
+            patches=self.config.vision_config.spatial_merge_size**2,
+            order=self.cell_order(inputs, kind),
+        )
+
+    def cell_order(self, inputs: Inputs, kind: str) -> Tensor | None:
+        """Where each cell stands inside the encoder; None if in the order of the picture."""
+        return None
+
+    def completed(self, inputs: Inputs) -> dict[str, Tensor]:
+        """`mm_token_type_ids`, without which `generate` would silently fall back to text positions."""
+        if inputs.get("mm_token_type_ids") is not None:
+            return {}
+        ids = inputs["input_ids"]
+        kinds = [(ids == self.token_id(kind)).int() * (place + 1) for place, kind in enumerate(self.kinds)]
+        return {"mm_token_type_ids": sum(kinds[1:], kinds[0])}
+
+    def positions(self, inputs: Inputs) -> Tensor:
+        """M-RoPE positions `[3, B, L]` of the full prompt."""
+        known = dict(inputs)
+        known |= self.completed(inputs)
+        wanted = inspect.signature(self.inner.get_rope_index).parameters
+        arguments = {name: known[name] for name in wanted if known.get(name) is not None}
+        positions: Tensor = self.inner.get_rope_index(**arguments)[0]
+        return positions
+
+    def place(self, mask: Tensor, positions: Tensor, next_position: Tensor) -> dict[str, Tensor]:
+        """Four rows: a gapless count for the mask, in which gaps would read as packed sequences, then t, h, w."""
+        text = (mask.long().cumsum(dim=-1) - 1).clamp(min=0)
+        self.inner.rope_deltas = (next_position - mask.long().sum(dim=-1))[:, None]  # where decoding goes on
+        return {"position_ids": torch.cat([text[None], positions])}
+
+    def pictures(self, inputs: Inputs, kind: str) -> list[Tensor] | None:
+        """One frame per row of tokens, exactly as the processor had it after resizing."""
+        rows, cut = inputs[self.pixel_names[kind]], self.cut()
+        # [n, C * T * P * P] -> [n, C, T, P * P] -> [n, C * P * P]: only the first frame of each pair is put together
+        rows = rows.view(len(rows), 3, cut["temporal_patch_size"], -1)[:, :, 0].flatten(1)
+        return picture_from_patches(rows, inputs[f"{kind}_grid_thw"], **{**cut, "temporal_patch_size": 1})
+
+    def resize(self, inputs: Inputs, kind: str, grids: Sequence[Grid]) -> dict[str, Tensor]:
+        """Pixel values and grids of the pictures at other sizes, resampled as the processor does (bicubic)."""
+        pixels, patch_grid = inputs[self.pixel_names[kind]], inputs[f"{kind}_grid_thw"]
+        clips = picture_from_patches(pixels, patch_grid, **self.cut())
+        cell = self.config.vision_config.patch_size * self.config.vision_config.spatial_merge_size
+        rows, sizes = [], []
+        for clip, (_, height, width) in zip(clips, grids, strict=True):
+            size = (height * cell, width * cell)
+            if clip.shape[2:] != size:
+                clip = F.interpolate(clip.float(), size, mode="bicubic", antialias=True).clamp(0, 1)
+            patches, patch_size = patches_from_picture(clip, **self.cut())
+            rows.append(patches.to(pixels.dtype))
+            sizes.append(patch_size)
+        grid = torch.tensor(sizes, dtype=patch_grid.dtype, device=patch_grid.device)
+        return {self.pixel_names[kind]: torch.cat(rows), f"{kind}_grid_thw": grid}
+
+    def state_grids(self, kind: str, grids: Sequence[Grid], device: torch.device) -> dict[str, Tensor]:
+        """Patch grids."""
+        merge = self.config.vision_config.spatial_merge_size
+        return {f"{kind}_grid_thw": torch.tensor([(t, h * merge, w * merge) for t, h, w in grids], device=device)}
+
+    def cut(self) -> dict[str, Any]:
+        """How pictures are cut into patches."""
+        vision = self.config.vision_config
+        return {
+            "patch_size": vision.patch_size,
+            "merge_size": vision.spatial_merge_size,
+            "temporal_patch_size": vision.temporal_patch_size,
+            "image_mean": self.image_mean,
+            "image_std": self.image_std,
+        }
+
+    def wrap(self, features: list[Tensor], deepstack: list[list[Tensor]]) -> Any:
+        """Features of each picture; this family has no DeepStack."""
+        return BaseModelOutputWithPooling(pooler_output=features)  # type: ignore[arg-type]

@@ -1,0 +1,68 @@
+"""Qwen3-VL: patches of 16 pixels, one run of tokens per frame, DeepStack levels that must be pruned alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.vision_utils import get_vision_interpolation_indices_and_weights
+
+from arr_coc.config import Grid
+from arr_coc.families.family import register_family
+from arr_coc.families.qwen2_vl import Qwen2VL
+from arr_coc.pixels.patches import HALF
+
+
+@register_family("qwen3_vl", "qwen3_vl_moe")
+class Qwen3VL(Qwen2VL):
+    """Qwen3-VL and its mixture of experts."""
+
+    processor_class = "Qwen3VLProcessor"
+    image_mean = HALF
+    image_std = HALF
+
+    def cell_arguments(self, places: Sequence[Tensor], grids: Sequence[Grid]) -> dict[str, Tensor]:
+        """Where the cells' patches lie in the encoder's learned table of positions, which is stretched to the picture.
+
+        The table is stretched along each side by itself, so that a picture of one row and one of one column tell all.
+        """
+        merge, side = self.config.vision_config.spatial_merge_size, self.inner.visual.num_grid_per_side
+        indices, weights = [], []
+        inside = torch.cartesian_prod(*[torch.arange(merge, device=places[0].device)] * 2)  # [m * m, 2]
+        for place, (_, rows, columns) in zip(places, grids, strict=True):
+            patch = (place[:, None] * merge + inside).flatten(0, 1)  # [k * m * m, 2]
+            (down, down_share), (along, along_share) = (
+                tuple(value.to(patch.device)[patch[:, axis]] for value in self._taps(axis, cells * merge))
+                for axis, cells in enumerate((rows, columns))
+            )
+            indices.append((down[:, :, None] * side + along[:, None]).flatten(1))
+            weights.append((down_share[:, :, None] * along_share[:, None]).flatten(1))
+        return {"interp_indices": torch.cat(indices), "interp_weights": torch.cat(weights)}
+
+    def _taps(self, axis: int, length: int) -> tuple[Tensor, Tensor]:
+        """Rows (axis 0) or columns of the table that each patch along a side lies between, and their shares."""
+        visual = self.inner.visual
+        side = visual.num_grid_per_side
+        places, shares = get_vision_interpolation_indices_and_weights(
+            torch.tensor([(1, length, 1) if axis == 0 else (1, 1, length)]),
+            num_grid_per_side=side,
+            mode=visual.interpolation_mode,
+            align_corners=visual.interpolation_align_corners,
+        )
+        count = round(places.shape[1] ** 0.5)
+        places, shares = (value.view(length, count, count) for value in (places, shares))  # [length, rows, columns]
+        if axis == 0:
+            return places[:, :, 0] // side, shares.sum(dim=2)
+        return places[:, 0] % side, shares.sum(dim=1)
+
+    def wrap(self, features: list[Tensor], deepstack: list[list[Tensor]]) -> Any:
+        """Features of each picture and their rows of every DeepStack level."""
+        # here, not above: opening another family should not load this one
+        from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
+
+        return BaseModelOutputWithDeepstackFeatures(
+            pooler_output=features,  # type: ignore[arg-type]
+            deepstack_features=deepstack,  # type: ignore[arg-type]
+        )

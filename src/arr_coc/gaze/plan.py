@@ -1,0 +1,242 @@
+"""Gaze: the whole picture at low resolution (gestalt), then cells of full resolution where it matters (saccades).
+
+What is decided here needs no model: how many tokens of each, where they stand, in what order they are read, and which
+of the gestalt's tokens have nothing left to say.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from arr_coc.attending import resolve_budget
+from arr_coc.config import Budget, Grid, cell_count
+from arr_coc.gaze.compression import HALVING, MOST_SIDE, Compress, check_compress
+
+Overlap = Literal["auto", "keep", "drop"]
+Order = Literal["raster", "relevance"]
+
+DEFAULT_BUDGET = 529
+# Of the default budget; a smaller one is shared in the same proportion.
+GESTALT_TOKENS = 256
+# Below this many cells a side under one token, what it shows can be recognised in it and in the cells.
+NEAR_SCALES = 4
+# Relevance is asked on no more windows than this.
+MOST_WINDOWS = 2**15
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gaze:
+    """How a picture is looked at in mode `"saccade"`.
+
+    Args:
+        gestalt (`int`, *optional*): most tokens of the gestalt; by default 256 of 529, and as much of other budgets,
+            but never more than 256.
+        overlap (`str`, *optional*, defaults to `"auto"`): whether tokens of the gestalt that saccades cover entirely
+            stay (`"keep"`) or make room for further saccades (`"drop"`). What can be read in both is read twice, so
+            that `"auto"` drops where a token of the gestalt stands for 2x2 or 3x3 cells, and keeps where for more.
+        fixation (`int`, *optional*, defaults to 2): cells a side of the windows that are looked at, at most: windows
+            and tokens of the gestalt lie on one grid.
+        order (`str`, *optional*, defaults to `"raster"`): saccades are read row by row, as models learned to read, or
+            most relevant first (`"relevance"`), which breaks words into letters.
+        compress (`str`, *optional*): encode a gestalt of up to 16 times as many tokens and compress it to `gestalt`,
+            by `"pool"`, `"merge"` or `"conv"`, see [`~arr_coc.gaze.compression`]. Merged tokens are never dropped.
+
+    Example:
+
+    ```python
+    >>> from arr_coc import Gaze
+    >>> Gaze(overlap="keep").overlap
+    'keep'
+
+    ```
+    """
+
+    gestalt: int | None = None
+    overlap: Overlap = "auto"
+    fixation: int = 2
+    order: Order = "raster"
+    compress: Compress | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("gestalt", self.gestalt), ("fixation", self.fixation)):
+            if name == "gestalt" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"`{name}` must be a whole number of at least 1, got {value!r}")
+        for name, known in (("overlap", get_args(Overlap)), ("order", get_args(Order))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"`{name}` must be {' or '.join(map(repr, known))}, got {getattr(self, name)!r}")
+        check_compress(self.compress)
+
+
+class GazePlan(NamedTuple):
+    """How one picture is looked at.
+
+    Args:
+        gestalt (`Grid`): tokens of the overview; the full grid if all of the picture is encoded.
+        scale (`int`): cells of full resolution a side under one token of the gestalt.
+        saccades (`int` or `None`): cells of full resolution beside it; `None` lets relevance decide.
+        side (`int`): cells a side of a window; divides `scale`.
+        tokens (`int`): most tokens of both together.
+        squeeze (`int`): tokens a side that are encoded for each one of the gestalt; divides `scale`.
+        drop (`bool`): whether covered tokens of the gestalt make room.
+    """
+
+    gestalt: Grid
+    scale: int
+    saccades: int | None
+    side: int
+    tokens: int
+    squeeze: int = 1
+    drop: bool = False
+
+    @property
+    def encoded(self) -> Grid:
+        """Tokens of the overview before it is compressed."""
+        return 1, self.gestalt[1] * self.squeeze, self.gestalt[2] * self.squeeze
+
+    @property
+    def windows(self) -> Grid:
+        """On which relevance is asked."""
+        times = self.scale // self.side
+        return 1, self.gestalt[1] * times, self.gestalt[2] * times
+
+
+def plan_gaze(grid: Grid, budget: Budget | None, gaze: Gaze) -> GazePlan:
+    """Share a budget between gestalt and saccades of a picture of `grid` cells at full resolution.
+
+    Each token of the gestalt stands for a square of whole cells; the last ones may reach beyond the picture.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.gaze.plan import Gaze, plan_gaze
+    >>> plan_gaze((1, 64, 64), None, Gaze())
+    GazePlan(gestalt=(1, 16, 16), scale=4, saccades=273, side=2, tokens=529, squeeze=1, drop=False)
+
+    ```
+    """
+    total = cell_count(grid)
+    wanted = resolve_budget(DEFAULT_BUDGET if budget is None else budget, total)
+    tokens = DEFAULT_BUDGET if wanted is None else wanted
+    if total <= tokens:
+        return GazePlan(grid, 1, 0, 1, total)
+    most = gaze.gestalt or min(GESTALT_TOKENS, max(1, tokens * GESTALT_TOKENS // DEFAULT_BUDGET))
+    scale, step = 2, 4 if total > MOST_WINDOWS else gaze.fixation
+    while cell_count(_shrunk(grid, scale)) > min(most, tokens):
+        scale += 1
+    if scale > 2 * step:  # in steps, so that whole windows fit; a small scale would lose too much by them
+        scale = -(-scale // step) * step
+    if gaze.compress in HALVING:
+        scale += scale % 2
+    gestalt = _shrunk(grid, scale)
+    sides = [side for side in range(1, scale + 1) if scale % side == 0]
+    few = [side for side in sides if cell_count(gestalt) * (scale // side) ** 2 <= MOST_WINDOWS]
+    side = max([side for side in few if side <= gaze.fixation], default=few[0])
+    squeeze = 1
+    if gaze.compress is not None:
+        squeeze = max(
+            part for part in sides if part <= MOST_SIDE and (part == 1 or part % 2 == 0 or gaze.compress not in HALVING)
+        )
+    near = scale < NEAR_SCALES if gaze.overlap == "auto" else gaze.overlap == "drop"
+    saccades = None if wanted is None else tokens - cell_count(gestalt)
+    return GazePlan(gestalt, scale, saccades, side, tokens, squeeze, near and gaze.compress != "merge")
+
+
+def _shrunk(grid: Grid, scale: int) -> Grid:
+    return 1, -(-grid[1] // scale), -(-grid[2] // scale)
+
+
+def open_windows(windows: Tensor, plan: GazePlan, grid: Grid, most: int) -> Tensor:
+    """The cells `[k]` of windows `[m]`, window by window; at most so many, and none beyond the picture.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc.gaze.plan import GazePlan, open_windows
+    >>> plan = GazePlan(gestalt=(1, 2, 2), scale=2, saccades=6, side=2, tokens=10)
+    >>> open_windows(torch.tensor([1, 0]), plan, (1, 3, 3), 6).tolist()
+    [2, 5, 0, 1, 3, 4]
+
+    ```
+    """
+    across = plan.windows[2]
+    inside = torch.arange(plan.side, device=windows.device)
+    rows = windows[:, None, None] // across * plan.side + inside[:, None]  # [m, side, 1]
+    columns = windows[:, None, None] % across * plan.side + inside  # [m, 1, side]
+    cells = (rows * grid[2] + columns).flatten()
+    real = ((rows < grid[1]) & (columns < grid[2])).flatten()
+    return cells[real][:most]
+
+
+def count_beyond(plan: GazePlan, grid: Grid) -> int:
+    """Windows of a plan that lie wholly beyond the picture.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.gaze.plan import GazePlan, count_beyond
+    >>> count_beyond(GazePlan(gestalt=(1, 2, 2), scale=4, saccades=6, side=2, tokens=10), (1, 6, 8))
+    4
+
+    ```
+    """
+    inside = [-(-cells // plan.side) for cells in grid[1:]]
+    return cell_count(plan.windows) - inside[0] * inside[1]
+
+
+def place_gestalt(plan: GazePlan, grid: Grid) -> Tensor:
+    """For each token of the gestalt the cell `[g]` in the middle of those it stands for.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.gaze.plan import GazePlan, place_gestalt
+    >>> place_gestalt(GazePlan((1, 1, 2), 3, 4, 1, 6), (1, 3, 6)).tolist()
+    [7, 10]
+
+    ```
+    """
+    rows, columns = (
+        (torch.arange(parts) * plan.scale + (plan.scale - 1) // 2).clamp(max=cells - 1)
+        for parts, cells in zip(plan.gestalt[1:], grid[1:], strict=True)
+    )
+    return (rows[:, None] * grid[2] + columns).flatten()
+
+
+def replace_covered(cells: Tensor, plan: GazePlan, grid: Grid) -> tuple[Tensor, Tensor]:
+    """Of cells `[k]`, most relevant first, as many as fit when covered tokens of the gestalt make room for them.
+
+    Returns:
+        The cells that fit, and which tokens of the gestalt stay `[g]`.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc.gaze.plan import GazePlan, replace_covered
+    >>> plan = GazePlan(gestalt=(1, 2, 2), scale=2, saccades=3, side=1, tokens=7)
+    >>> cells, stay = replace_covered(torch.tensor([0, 1, 4, 5, 2, 3]), plan, (1, 4, 4))
+    >>> cells.tolist(), stay.tolist()
+    ([0, 1, 4, 5], [False, True, True, True])
+
+    ```
+    """
+    place = cells.device
+    turn = torch.full((grid[1] * grid[2],), math.inf, device=place)
+    turn[cells] = torch.arange(1.0, len(cells) + 1, device=place)
+    rows, columns = (torch.arange(side, device=place) // plan.scale for side in grid[1:])
+    owner = (rows[:, None] * plan.gestalt[2] + columns).flatten()
+    # a token of the gestalt is covered when the last of its cells has had its turn
+    covered = torch.zeros(cell_count(plan.gestalt), device=place).scatter_reduce(0, owner, turn, "amax")
+    steps = torch.arange(len(cells) + 1, device=place)
+    dropped = torch.searchsorted(covered.sort().values, steps.float(), right=True)
+    fits = len(covered) - dropped + steps <= plan.tokens
+    count = int((fits * steps).max())
+    return cells[:count], covered > count

@@ -1,0 +1,127 @@
+"""`with attach(model, selector):` the usual calls, pruned inside, and the model as it was afterwards."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from torch import nn
+
+from arr_coc.config import Budget, Grid
+from arr_coc.families.family import open_family
+from arr_coc.gaze.plan import Gaze
+from arr_coc.inference.session import SelectingCalls
+from arr_coc.prompting.layout import Mode
+from arr_coc.prompting.question import ChatTokens, Ints
+from arr_coc.prompting.settings import OnError, Settings
+from arr_coc.selectors.contract import Selector
+from arr_coc.selectors.output import ARRCOCOutput
+
+_PATCHED = ("forward", "generate")
+
+
+class Replacement:
+    """A method in the place of another, under its signature, which `generate` and trainers read.
+
+    A deep copy of the model it is set on gets the model's own method back: a copy is not attached.
+    """
+
+    def __init__(self, target: Any, name: str, call: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, getattr(target, name))
+        self.target, self.name, self.call = target, name, call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the replacement."""
+        return self.call(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        own = copy.deepcopy(self.target, memo)
+        return getattr(type(own), self.name).__get__(own)
+
+
+class Attachment:
+    """What [`attach`] returns: a context manager and a handle."""
+
+    def __init__(self, model: nn.Module, selector: Selector, settings: Settings) -> None:
+        family = open_family(model)
+        self._target: Any = family.target
+        if any(isinstance(self._target.__dict__.get(name), Replacement) for name in _PATCHED):
+            raise ValueError("this model is already attached; call `remove()` on the earlier handle first")
+        forward, generate = self._target.forward, self._target.generate
+        self._calls = SelectingCalls(family, selector, settings, forward, generate)
+        self._own = {name: Replacement(self._target, name, getattr(self._calls, name)) for name in _PATCHED}
+        # accelerate and others set methods on the model too; those come back with `remove`
+        self._before = {name: self._target.__dict__[name] for name in _PATCHED if name in self._target.__dict__}
+        self._target.__dict__.update(self._own)
+
+    @property
+    def output(self) -> list[ARRCOCOutput | None]:
+        """What the selector saw in the last call, one per picture."""
+        return self._calls.output
+
+    @property
+    def kept(self) -> list[tuple[Grid, Ints]]:
+        """For each picture of the last call its grid and the cells whose tokens stayed."""
+        return self._calls.kept
+
+    def remove(self) -> None:
+        """Give the model back as it was; may be called twice."""
+        for name in _PATCHED:
+            if self._target.__dict__.get(name) is self._own[name]:
+                del self._target.__dict__[name]
+                if name in self._before:
+                    self._target.__dict__[name] = self._before[name]
+
+    def __enter__(self) -> Self:
+        if self._target.__dict__.get("forward") is not self._own["forward"]:
+            raise ValueError("this handle was removed; attach again")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+
+def attach(
+    model: nn.Module,
+    selector: Selector,
+    *,
+    mode: Mode = "prune",
+    budget: Budget | None = None,
+    query_layers: int = 0,
+    chat: ChatTokens | None = None,
+    on_error: OnError = "full",
+    gaze: Gaze | None = None,
+) -> Attachment:
+    """Let `model(**inputs)` and `model.generate(**inputs)` select visual tokens, until `remove()` or the end of `with`.
+
+    Args:
+        model (`nn.Module`): a supported model, also below PEFT's LoRA; it is not changed but for these two methods.
+        selector (`TokenSelector`, `PictureSelector` or `LanguageSelector`): decides which visual tokens stay. Of one
+            inside the language model (`fastv`), logits come for the columns that stay, left-padded.
+        mode, budget, query_layers, chat, on_error, gaze: as in [`prepare`]; saccades are cut from what the processor
+            delivered.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+    >>> from arr_coc import attach, create_selector
+    >>> tiny = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    >>> vision, text = CLIPVisionConfig(image_size=56, patch_size=14, **tiny), LlamaConfig(vocab_size=64, **tiny)
+    >>> config = LlavaConfig(vision_config=vision, text_config=text, image_token_id=5)
+    >>> model = LlavaForConditionalGeneration(config).eval()
+    >>> inputs = {"input_ids": torch.tensor([[7] + [5] * 16 + [8, 9]]), "pixel_values": torch.rand(1, 3, 56, 56)}
+    >>> with torch.no_grad(), attach(model, create_selector("grid"), budget=4):
+    ...     model(**inputs).logits.shape
+    torch.Size([1, 7, 64])
+
+    ```
+    """
+    settings = Settings(mode, budget, None, query_layers, chat, on_error, None, gaze)
+    return Attachment(model, selector, settings)

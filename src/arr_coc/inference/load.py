@@ -1,0 +1,210 @@
+"""Opening what lies in a directory or on the Hub: a model, its processor (with or without torchvision), a selector."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import logging
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.utils.logging import set_verbosity as set_hub_verbosity
+from safetensors import SafetensorError
+from torch import nn
+from transformers.utils.import_utils import is_torchvision_available
+
+from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, EMBEDDED_SELECTOR, ARRCOCConfig
+from arr_coc.families.family import Family, family_class
+from arr_coc.realizing import ARRCOCLayer
+from arr_coc.runtime.hub import CONFIG_NAME, UnreachableError, find_file
+from arr_coc.selectors.contract import Selector
+from arr_coc.selectors.registry import create_selector, list_selectors
+
+logger = logging.getLogger(__name__)
+
+# What the embedded model was made for, in one line.
+SCOPE = (
+    "the embedded model knows drawn scenes, pages and signs, and something of photographs, of 128 to 1024 pixels a "
+    "side: colors, counts, sides and sizes of shapes, capitals and digits to read, what is odd, values and titles of "
+    "forms, and whether there is a dog, asked in small letters about one picture; anything else gets an answer, but "
+    "not a true one"
+)
+_HUB = ("revision", "cache_dir", "local_files_only", "token")
+
+
+def quiet_loading() -> None:
+    """No progress bars and no warnings, also of the Hub's retries, while a command opens a model."""
+    logs: Any = transformers.utils.logging
+    logs.disable_progress_bar()
+    logs.set_verbosity_error()
+    set_hub_verbosity(logging.ERROR)
+
+
+def load_processor(directory_or_id: str | Path, **hub: Any) -> Any:
+    """Open a model's processor, also where torchvision is not installed; then without clips.
+
+    Args:
+        directory_or_id (`str` or `Path`): a directory, a Hub id such as `Qwen/Qwen3-VL-2B-Instruct`, or `"embedded"`.
+        hub: `revision`, `cache_dir`, `local_files_only`, `token`, as in transformers.
+
+    Example:
+
+    ```python
+    >>> from arr_coc import load_processor
+    >>> processor = load_processor("embedded")
+    >>> processor.tokenizer.tokenize("what does the red text say?")[-2:]
+    ['▁say', '?']
+
+    ```
+    """
+    cls = getattr(transformers, _find_family(directory_or_id, hub).processor_class)
+    # by its class: `AutoProcessor` silently gives a bare tokenizer where it does not know the class
+    if "video_processor" not in inspect.signature(cls.__init__).parameters:
+        return _opened(cls, directory_or_id, hub)
+    if is_torchvision_available():
+        with contextlib.suppress(ValueError):  # saved without its video part
+            return _opened(cls, directory_or_id, hub)
+    return _opened(without_clips(cls), directory_or_id, hub)
+
+
+def without_clips(cls: type[Any]) -> type[Any]:
+    """The processor without its video part, which alone needs torchvision; parts are found by the signature."""
+
+    def init(self: Any, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None) -> None:
+        cls.__init__(self, image_processor, tokenizer, None, chat_template=chat_template)
+
+    return type(cls.__name__, (cls,), {"__init__": init})
+
+
+def load_model(directory_or_id: str | Path, **kwargs: Any) -> nn.Module:
+    """Open a supported model, refused before its weights are read if it is none; keywords as in transformers."""
+    dtype = kwargs.get("dtype")
+    if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise ValueError(f"`dtype` must be 'auto' or one of torch's, such as 'bfloat16', got {dtype!r}")
+    _find_family(directory_or_id, {name: kwargs[name] for name in _HUB if name in kwargs})
+    model: nn.Module = _opened(transformers.AutoModelForImageTextToText, directory_or_id, kwargs).eval()
+    return model
+
+
+def _find_family(directory_or_id: str | Path, hub: dict[str, Any]) -> type[Family]:
+    name = str(directory_or_id)
+    if name != EMBEDDED and _is_bare_name(name):
+        raise ValueError(f"there is no directory {name!r}, and a Hub id has a slash, as Qwen/Qwen3-VL-2B-Instruct")
+    return family_class(_opened(transformers.AutoConfig, directory_or_id, hub).model_type)
+
+
+def _opened(cls: Any, directory_or_id: str | Path, kwargs: dict[str, Any]) -> Any:
+    place = EMBEDDED_MODEL if str(directory_or_id) == EMBEDDED else str(directory_or_id)
+    try:
+        return cls.from_pretrained(place, **kwargs)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        reason = " ".join(str(error).split()).split(". ")[0]
+        raise ValueError(f"{directory_or_id} cannot be opened as {_noun(cls)}: {reason}") from None
+
+
+def _noun(cls: Any) -> str:
+    return "a model" if cls.__name__.startswith("Auto") else f"a {cls.__name__}"
+
+
+def recorded_base(directory_or_id: str | Path, **hub: Any) -> str | None:
+    """The base model that a selector records; an empty string if none, None if this is no selector at all."""
+    if _is_bare_name(directory_or_id):
+        return None  # the Hub need not be asked for it
+    try:
+        values = json.loads(find_file(directory_or_id, CONFIG_NAME, hub).read_text(encoding="utf-8"))
+    except UnreachableError:
+        raise ValueError(f"{directory_or_id} is no directory, and the Hub cannot be reached for it") from None
+    except (OSError, ValueError):
+        return None
+    if not isinstance(values, dict) or "arr_coc_version" not in values:
+        return None
+    return str(values.get("base_model_name_or_path") or "")
+
+
+def find_base(
+    base: str | Path | None, selector: str | Path | Selector | None, **hub: Any
+) -> tuple[str | Path, str | Path | Selector | None]:
+    """Which model and which selector are meant, where one of them was left out."""
+    if base is not None:
+        if selector is not None or recorded_base(base, **hub) is None:
+            return base, selector
+        selector = base
+    named = [*list_selectors(), EMBEDDED]
+    if selector is None or isinstance(selector, Selector) or str(selector) in named:
+        return EMBEDDED, selector
+    if not isinstance(selector, str | Path):
+        raise TypeError(f"`selector` must be a name, a directory, a Hub id or a selector, got {selector!r}")
+    _check_place(selector)
+    recorded = recorded_base(selector, **hub)
+    if not recorded:
+        raise ValueError(f"{selector} is no selector that records its base model; name one with `base`")
+    return recorded, selector
+
+
+def find_names(base: str | Path | None, selector: str | Path | None) -> tuple[str, str]:
+    """Names of the model and the selector that are meant, where either was left out."""
+    found, chosen = find_base(base, selector)
+    name = EMBEDDED if str(found) in (EMBEDDED, EMBEDDED_MODEL) else str(found)
+    return name, str(chosen or (EMBEDDED if name == EMBEDDED else "arr-coc"))
+
+
+def _is_bare_name(place: str | Path) -> bool:
+    """Neither a directory nor of the form of a Hub id."""
+    return "/" not in str(place) and not os.path.isdir(place)
+
+
+def _check_place(selector: str | Path) -> None:
+    """Refuse what is neither the name of a selector, nor a directory, nor has the form of a Hub id."""
+    if _is_bare_name(selector) and str(selector) != EMBEDDED:
+        names = ", ".join([*list_selectors(), EMBEDDED])
+        raise ValueError(f"no selector is named {str(selector)!r}; there are {names}, or a directory, or a Hub id")
+
+
+def load_selector(selector: str | Path | Selector | None, model: nn.Module, **hub: Any) -> Selector:
+    """A selector that fits a model, on its device.
+
+    Args:
+        selector (`str`, `Path` or selector, *optional*): a registered name, a directory, a Hub id, or a selector
+            itself; `"embedded"` is the one that was trained for the embedded model, `"arr-coc"` an untrained layer.
+            None is the first for that model, the second for others.
+        model (`nn.Module`): the model whose tokens it will choose.
+        hub: as in [`load_processor`].
+    """
+    opened: Any
+    if selector is None and getattr(model.config, "name_or_path", None) == EMBEDDED_MODEL:
+        selector = EMBEDDED
+    if selector is None:
+        _say_untrained()
+        selector = "arr-coc"
+    if isinstance(selector, Selector):
+        opened = selector
+    elif not isinstance(selector, str | Path):
+        raise TypeError(f"`selector` must be a name, a directory, a Hub id or a selector, got {selector!r}")
+    elif str(selector) == "arr-coc":
+        opened = ARRCOCLayer(ARRCOCConfig.for_model(model)).eval()
+    elif str(selector) in list_selectors():
+        opened = create_selector(str(selector))
+    else:
+        _check_place(selector)
+        place = EMBEDDED_SELECTOR if str(selector) == EMBEDDED else selector
+        opened = ARRCOCLayer.from_pretrained(place, **hub)
+    for part in (opened, getattr(opened, "beside", None)):
+        if isinstance(part, ARRCOCLayer):
+            width, wanted = part.config.hidden_size, ARRCOCConfig.for_model(model).hidden_size
+            if width != wanted:
+                raise ValueError(f"the selector was made for models of width {width}, this one has {wanted}")
+        if isinstance(part, nn.Module):
+            device: Any = model.device
+            part.to(device)
+    found: Selector = opened
+    return found
+
+
+@cache
+def _say_untrained() -> None:
+    logger.warning("no selector was given: the layer is untrained, which makes it a training-free selector")

@@ -1,0 +1,108 @@
+"""From pictures and a question to a conversation in transformers' form, with every picture opened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from arr_coc.pixels.files import open_picture, to_rgb
+
+Shown = str | Path | Image.Image | np.ndarray
+Message = Mapping[str, Any]
+
+
+def make_messages(pictures: Shown | Message | Iterable[Shown | Message], question: str | None) -> list[dict[str, Any]]:
+    """A conversation about one picture, several, or one that goes on.
+
+    Args:
+        pictures (a path, a `PIL.Image.Image`, an array `[H, W, 3]` of bytes, several of them, or messages): messages
+            are dictionaries with `role` and `content`.
+        question (`str`, *optional*): what is asked; messages may carry it themselves.
+    """
+    if question is not None and not isinstance(question, str):
+        raise TypeError(f"the question must be a string, got {type(question).__name__}")
+    if question is not None and not question.strip():
+        raise ValueError("the question is empty; ask something about the picture")
+    items: list[Any] = [pictures]
+    if isinstance(pictures, Iterable) and not isinstance(pictures, str | np.ndarray | Mapping):
+        items = list(pictures)
+    if not items:
+        raise ValueError("there is no picture; give at least one, or messages")
+    if not all(isinstance(item, Mapping) for item in items):
+        if question is None:
+            raise ValueError("there is no question; ask something about the picture")
+        shown: list[dict[str, Any]] = [{"type": "image", "image": open_shown(picture)} for picture in items]
+        return [{"role": "user", "content": [*shown, {"type": "text", "text": question}]}]
+    wrong = [item for item in items if not {"role", "content"} <= set(item)]
+    if wrong:
+        raise ValueError(f"a message needs `role` and `content`, got {', '.join(map(str, wrong[0])) or 'nothing'}")
+    messages = [{**item, "content": _open_content(item["content"])} for item in items]
+    if question is not None:
+        messages.append({"role": "user", "content": [{"type": "text", "text": question}]})
+    return messages
+
+
+def _open_content(content: Any) -> list[Any]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    opened = []
+    for part in content:
+        source = next((name for name in ("image", "path", "url") if name in part), None)
+        is_picture = source is not None and part.get("type", "image") == "image"
+        opened.append({"type": "image", "image": open_shown(part[source])} if is_picture else part)
+    return opened
+
+
+def check_messages(messages: list[dict[str, Any]], processor: Any) -> None:
+    """Refuse clips that the processor cannot read, and texts that hold markers of the chat's own form."""
+    parts = [part for message in messages for part in message["content"]]
+    clips = any("video" in (part.get("type"), *part) for part in parts)
+    if clips and getattr(processor, "video_processor", None) is None:
+        raise ValueError("a clip needs torchvision, which is not installed; give pictures")
+    markers = sorted({str(token) for token in processor.tokenizer.all_special_tokens}, key=len, reverse=True)
+    for part in parts:
+        text = part.get("text")
+        found = next((marker for marker in markers if isinstance(text, str) and marker in text), None)
+        if found is not None:
+            raise ValueError(f"the text contains {found}, which is a marker of the chat's own form; leave it out")
+
+
+def open_shown(picture: Any) -> Image.Image:
+    """Open a picture, upright and on white, however it was given."""
+    if isinstance(picture, np.ndarray):
+        if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
+            raise ValueError(f"an array must be [H, W, 3] of uint8, got {list(picture.shape)} of {picture.dtype}")
+        picture = Image.fromarray(picture)
+    if isinstance(picture, Image.Image):
+        return to_rgb(picture).image
+    if isinstance(picture, str) and "://" in picture:
+        raise ValueError(f"{picture} is an address; download the picture first and give its path")
+    if isinstance(picture, str | Path):
+        return open_picture(picture).image
+    raise TypeError(f"a picture must be a path, a PIL image or an array of bytes, got {type(picture).__name__}")
+
+
+def stand_in(picture: Image.Image, pixels: int = 2**16) -> Image.Image:
+    """A small copy of a picture that only holds its place in a prompt; read if the gaze fails."""
+    scale = min(1.0, (pixels / (picture.width * picture.height)) ** 0.5)
+    size = (max(64, round(picture.width * scale)), max(64, round(picture.height * scale)))
+    return picture.resize(size, Image.Resampling.BILINEAR, reducing_gap=1.0)
+
+
+def put_stand_ins(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Image.Image]]:
+    """The conversation with small copies of its pictures, and the pictures."""
+    originals: list[Image.Image] = []
+    smaller = []
+    for message in messages:
+        parts = []
+        for part in message["content"]:
+            if part.get("type") == "image":
+                originals.append(part["image"])
+                part = {**part, "image": stand_in(part["image"])}
+            parts.append(part)
+        smaller.append({**message, "content": parts})
+    return smaller, originals

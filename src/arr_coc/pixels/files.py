@@ -1,0 +1,145 @@
+"""Reading picture files: what can be converted is converted and said, what cannot is refused in one line."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+MAX_IMAGE_PIXELS = 256_000_000
+
+_limit_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture as RGB, and what was done to get there.
+
+    Args:
+        image (`PIL.Image.Image`): 8-bit RGB, upright.
+        notes (`tuple[str, ...]`): conversions a user should know of.
+    """
+
+    image: Image.Image
+    notes: tuple[str, ...] = ()
+
+
+@contextmanager
+def _limit(max_pixels: int) -> Iterator[None]:
+    """Put our limit in the place of Pillow's, which is lower and only warns; its other warnings say nothing to a user.
+
+    Pillow checks it on the header, also that of a picture inside a container.
+    """
+    with _limit_lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        before = Image.MAX_IMAGE_PIXELS
+        Image.MAX_IMAGE_PIXELS = max_pixels
+        try:
+            yield
+        finally:
+            Image.MAX_IMAGE_PIXELS = before
+
+
+def open_picture(path: str | Path, max_pixels: int = MAX_IMAGE_PIXELS) -> Picture:
+    """Read a picture file as upright 8-bit RGB.
+
+    Animations give their first frame, transparency is laid on white, 16-bit, grayscale, palette and CMYK pictures are
+    converted. A missing, damaged, empty or too large file raises `ValueError` or `OSError` with one clear line; the
+    size is checked in the header, before anything is decoded.
+
+    Example:
+
+    ```python
+    >>> from importlib.resources import files
+    >>> from arr_coc.pixels.files import open_picture
+    >>> open_picture(files("arr_coc") / "assets" / "astronaut.jpg").image.size
+    (512, 512)
+
+    ```
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; give a picture file")
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path} is empty (0 bytes)")
+    with _limit(max_pixels):
+        try:
+            with Image.open(path) as image:
+                image.load()
+                return to_rgb(image)
+        except PermissionError:
+            raise PermissionError(f"{path} may not be read; check its permissions") from None
+        except UnidentifiedImageError:
+            raise ValueError(f"{path} is not a picture that Pillow can read") from None
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+            raise ValueError(f"{path} has more than {max_pixels:,} pixels, which is the limit; downsample it") from None
+        except MemoryError:
+            raise
+        except Exception as error:  # decoders raise anything on damaged data
+            why = (str(error) or type(error).__name__).splitlines()[0]
+            raise ValueError(f"{path} is damaged and cannot be read ({why})") from None
+
+
+def to_rgb(image: Image.Image) -> Picture:
+    """A picture as upright 8-bit RGB, and what was done to get there."""
+    notes = []
+    frames = getattr(image, "n_frames", 1)
+    if frames > 1 and image.format != "MPO":  # MPO is how cameras store one photo with its preview
+        notes.append(f"has {frames} frames, of which the first is used")
+    # a picture that is upright and RGB is not copied: it may be all that fits into memory
+    upright = image if image.getexif().get(ExifTags.Base.Orientation, 1) == 1 else ImageOps.exif_transpose(image)
+    if upright.mode == "F" or upright.mode.startswith("I"):
+        kind = {"F": "floating point", "I": "32-bit"}.get(upright.mode, "16-bit")
+        notes.append(f"was converted from {kind} grayscale")
+        upright = Image.fromarray(_eight_bit(np.asarray(upright, dtype=np.float64), upright.mode))
+    elif upright.has_transparency_data:
+        notes.append("is transparent and was laid on white")
+        upright = upright.convert("RGBA")
+        upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright)
+    elif upright.mode != "RGB":
+        notes.append(f"was converted from {upright.mode}")
+    if upright.mode != "RGB" or frames > 1:  # one of several frames would go back to its file, which is closed
+        upright = upright.convert("RGB")
+    return Picture(upright, tuple(notes))
+
+
+def _eight_bit(values: np.ndarray, mode: str) -> np.ndarray:
+    values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
+    low, high = float(values.min()), float(values.max())
+    if mode.startswith("I;16") or (low >= 0 and 255 < high <= 65535):
+        scaled = values / 257
+    elif low >= 0 and high <= 1:
+        scaled = values * 255
+    elif low >= 0 and high <= 255:
+        scaled = values
+    else:  # no known scale: stretched to its own range
+        scaled = (values - low) * (255 / max(high - low, 1e-30))
+    return scaled.round().astype(np.uint8)
+
+
+def to_tensor(image: Image.Image) -> Tensor:
+    """Picture `[1, 3, H, W]` in [0, 1], float32.
+
+    Example:
+
+    ```python
+    >>> from PIL import Image
+    >>> from arr_coc.pixels.files import to_tensor
+    >>> to_tensor(Image.new("RGB", (4, 2), "white")).shape
+    torch.Size([1, 3, 2, 4])
+
+    ```
+    """
+    pixels = torch.from_numpy(np.array(image.convert("RGB")))  # [H, W, 3]
+    return pixels.permute(2, 0, 1)[None].float().div_(255)

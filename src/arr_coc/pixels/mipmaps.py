@@ -1,0 +1,260 @@
+"""One pass over the full-resolution picture: block means and variances, from which all texture channels follow.
+
+Every level of the pyramid holds the mean and the mean square of the luminance over blocks of 2, 4, 8, ... pixels, so
+that the detail which is lost at any scale is a subtraction (law of total variance), not another look at the pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from arr_coc.runtime.tensors import constant
+
+# A cell keeps at least this many samples a side in the reduced picture: 28- and 32-pixel cells are halved once.
+SAMPLES_PER_CELL = 14
+# ITU-R BT.601 luma.
+LUMA = (0.299, 0.587, 0.114)
+
+
+def halve(x: Tensor) -> Tensor:
+    """Mean over 2x2 blocks; an odd border is averaged over what is there."""
+    height, width = x.shape[-2:]
+    if x.is_cuda or height % 2 or width % 2:
+        return F.avg_pool2d(x, 2, ceil_mode=True, count_include_pad=False)
+    # at one half, bilinear sampling is exactly the mean of four, by a kernel five times faster on a CPU
+    return F.interpolate(x, size=(height // 2, width // 2), mode="bilinear", align_corners=False)
+
+
+def pool_to(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """`adaptive_avg_pool2d`; where the sizes divide, by plain means, which are several times faster."""
+    rows, columns = x.shape[-2] // size[0], x.shape[-1] // size[1]
+    if (rows * size[0], columns * size[1]) != tuple(x.shape[-2:]):
+        return F.adaptive_avg_pool2d(x, size)
+    lead = x.shape[:-2]
+    if rows > 1:
+        x = x.reshape(*lead, size[0], rows, -1).mean(dim=-2)  # [..., h, W]
+    if columns > 1:
+        x = x.reshape(*lead, size[0], size[1], columns).mean(dim=-1)  # [..., h, w]
+    return x
+
+
+@constant
+def _bilinear_weights(source: int, target: int, device: torch.device) -> Tensor:
+    """Matrix `[target, source]` of bilinear sampling along one side, pixel centres aligned."""
+    place = ((torch.arange(target) + 0.5) * (source / target) - 0.5).clamp(0, source - 1)
+    low = place.long().clamp(max=max(0, source - 2))
+    weights = torch.zeros(target, source)
+    rows = torch.arange(target)
+    weights[rows, low] = 1 - (place - low)
+    weights[rows, (low + 1).clamp(max=source - 1)] += place - low
+    return weights.to(device)
+
+
+def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """Bilinear resize of small float32 maps `[..., h, w]`, a no-op at the same size.
+
+    Two matrix products: with many channels far faster on CUDA than `interpolate`, and with a deterministic backward.
+    """
+    height, width = x.shape[-2:]
+    if height != size[0]:
+        x = _bilinear_weights(height, size[0], x.device) @ x
+    if width != size[1]:
+        x = x @ _bilinear_weights(width, size[1], x.device).mT
+    return x
+
+
+def luminance(colour: Tensor) -> Tensor:
+    """Luminance `[B, 1, H, W]` in float32 of a picture `[B, 3, H, W]` in any float type."""
+    red, green, blue = colour.chunk(3, dim=1)
+    # one channel at a time: a half-precision picture is never copied whole
+    return (red.float() * LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
+
+
+@constant
+def _sobel_kernel(device: torch.device) -> Tensor:
+    x = torch.tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]], device=device) / 8
+    return torch.stack([x, x.T])[:, None]  # [2, 1, 3, 3]
+
+
+def gradient(intensity: Tensor) -> tuple[Tensor, Tensor]:
+    """Sobel derivatives `[B, 2, H, W]` (x, y) of `[B, 1, H, W]` in [0, 1], and their length `[B, 1, H, W]`.
+
+    A unit step gives 0.5.
+    """
+    padded = F.pad(intensity, (1, 1, 1, 1), mode="replicate")
+    both = F.conv2d(padded, _sobel_kernel(intensity.device))
+    return both, torch.hypot(both[:, :1], both[:, 1:])
+
+
+@dataclass(frozen=True)
+class Mipmaps:
+    """What one pass over the pixels leaves behind.
+
+    Args:
+        cells (`Tensor` of shape `[B, 3, h, w]`): mean colour of each cell.
+        colour (`Tensor` of shape `[B, 3, H / f, W / f]`): the reduced picture, float32.
+        moments (`tuple[Tensor, ...]`): level `l` is `[B, 2, H / 2**l, W / 2**l]`, mean and mean square of the
+            luminance over blocks of `2**l` pixels; level 0 is `None` unless it is the working level.
+        level (`int`): the working level, `f = 2**level`.
+        size (`tuple[int, int]`): height and width of the picture in pixels.
+    """
+
+    cells: Tensor
+    colour: Tensor
+    moments: tuple[Tensor | None, ...]
+    level: int
+    size: tuple[int, int]
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All that was measured, for [`~Mipmaps.with_tensors`]."""
+        return self.cells, self.colour, *self.moments
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Mipmaps:
+        """The same measures, kept in other tensors."""
+        return replace(self, cells=tensors[0], colour=tensors[1], moments=tuple(tensors[2:]))
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Size `(h, w)` of the token grid."""
+        return self.cells.shape[-2], self.cells.shape[-1]
+
+    @property
+    def intensity(self) -> Tensor:
+        """Luminance `[B, 1, H / f, W / f]` of the reduced picture."""
+        return self._at(self.level)[:, :1]
+
+    def _at(self, level: int) -> Tensor:
+        moments = self.moments[min(level, len(self.moments) - 1)]
+        if moments is None:
+            raise ValueError(f"mip level {level} was not kept; the finest kept level is {self.level}")
+        return moments
+
+    def deviation(self, level: float) -> Tensor:
+        """Root mean square `[B, 1, h, w]` of what is finer than blocks of `2**level` pixels; fractions interpolate.
+
+        Black-and-white detail has deviation 0.5, so the result is doubled into [0, 1].
+        """
+        low, share = math.floor(level), level - math.floor(level)
+        variance = self._variance(low)
+        if share:
+            variance = torch.lerp(variance, self._variance(low + 1), share)
+        return (2 * variance.clamp_(min=0).sqrt_()).clamp_(max=1)
+
+    def _variance(self, level: int) -> Tensor:
+        if level <= 0:
+            return self.cells.new_zeros((self.cells.shape[0], 1, *self.grid), dtype=torch.float32)
+        mean, square = self._at(level).chunk(2, dim=1)
+        return pool_to(square - mean * mean, self.grid)
+
+    def cell_deviation(self) -> Tensor:
+        """Root mean square `[B, 1, h, w]` inside each whole cell, doubled into [0, 1]."""
+        mean, square = pool_to(self._at(self.level), self.grid).chunk(2, dim=1)
+        return (2 * (square - mean * mean).clamp_(min=0).sqrt_()).clamp_(max=1)
+
+
+def working_level(height: int, width: int, grid: tuple[int, int]) -> int:
+    """Largest mip level at which a cell still has `SAMPLES_PER_CELL` samples a side."""
+    return max(0, math.floor(math.log2(max(1.0, min(height / grid[0], width / grid[1]) / SAMPLES_PER_CELL))))
+
+
+def build_mipmaps(picture: Tensor, grid: tuple[int, int], coarsest: int) -> Mipmaps:
+    """Measure a picture `[B, 3, H, W]` once, up to blocks of `2**coarsest` pixels.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc.pixels.mipmaps import build_mipmaps
+    >>> maps = build_mipmaps(torch.rand(1, 3, 64, 96), grid=(2, 3), coarsest=3)
+    >>> maps.cells.shape, maps.colour.shape
+    (torch.Size([1, 3, 2, 3]), torch.Size([1, 3, 32, 48]))
+
+    ```
+    """
+    height, width = picture.shape[-2:]
+    level = working_level(height, width, grid)
+    luma = luminance(picture)
+    moments: list[Tensor | None]
+    if level == 0 or (height, width) == (1, 1):
+        current = torch.cat([luma, luma * luma], dim=1)  # [B, 2, H, W]
+        moments = [current]
+    else:  # level 0 is not needed: halving before joining keeps one full-size map at a time
+        mean = halve(luma)
+        current = torch.cat([mean, halve(luma.square_())], dim=1)  # [B, 2, H / 2, W / 2]
+        moments = [None, current]
+    for _ in range(len(moments) - 1, max(level, coarsest)):
+        if current.shape[-2:] == (1, 1):
+            break
+        current = halve(current)
+        moments.append(current)
+    colour = picture
+    for _ in range(level):
+        colour = halve(colour)
+    cells = pool_to(picture, grid) if picture.dtype == torch.float32 else pool_to(picture, grid).float()
+    return Mipmaps(cells, colour.float(), tuple(moments), level, (height, width))
+
+
+def measure_strips(
+    strips: Iterable[Tensor],
+    size: tuple[int, int],
+    grid: tuple[int, int],
+    levels: tuple[int, int],
+    least: tuple[int, int],
+) -> Mipmaps:
+    """[`build_mipmaps`] of one picture that comes in strips, of which no more than one is held as floats at a time.
+
+    Args:
+        strips (`Iterable[Tensor]`): `[3, rows, W]` from top to bottom, bytes or floats in [0, 1]; all but the last have
+            a number of rows that `2**level` divides (whole cells do).
+        size (`tuple[int, int]`): height and width of the picture.
+        grid (`tuple[int, int]`): rows and columns of the cells.
+        levels (`tuple[int, int]`): the finest and the coarsest that will be asked for.
+        least (`tuple[int, int]`): rows and columns that the reduced picture must have.
+    """
+    level = min(working_level(*size, grid), levels[0])
+    while level and any(side >> level < wanted for side, wanted in zip(size, least, strict=True)):
+        level -= 1
+    small = (size[0] >> level, size[1] >> level)
+    reduced, colour = None, None
+    top = 0
+    for strip in strips:
+        pixels = strip[None].float() if strip.is_floating_point() else strip[None] / 255
+        if reduced is None or colour is None:  # once for all strips: pieces would lie between what is freed
+            reduced, colour = pixels.new_empty(1, 2, *small), pixels.new_empty(1, 3, *small)
+        luma = luminance(pixels)
+        rows = slice(top, top + (pixels.shape[2] >> level))
+        reduced[:, :1, rows], reduced[:, 1:, rows] = _reduce(luma, level), _reduce(luma.square_(), level)
+        colour[:, :, rows] = _reduce(pixels, level)
+        top = rows.stop
+    if reduced is None or colour is None:
+        raise ValueError("there is no strip")
+    moments: list[Tensor | None] = [*[None] * level, reduced]
+    for _ in range(level, levels[1]):
+        current = moments[-1]
+        if current is None or current.shape[-2:] == (1, 1):
+            break
+        moments.append(halve(current))
+    return Mipmaps(pool_to(colour, grid), colour, tuple(moments), level, size)
+
+
+def peak_to(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """`adaptive_max_pool2d`, by the much faster fixed kernel where the sizes divide."""
+    rows, columns = x.shape[-2] // size[0], x.shape[-1] // size[1]
+    if (rows * size[0], columns * size[1]) == tuple(x.shape[-2:]):
+        return F.max_pool2d(x, (rows, columns))
+    pool: Callable[[Tensor, tuple[int, int]], Tensor] = F.adaptive_max_pool2d
+    return pool(x, size)
+
+
+def _reduce(x: Tensor, level: int) -> Tensor:
+    """Means over blocks of `2**level` pixels; a single halving has a faster kernel than means of two."""
+    if level <= 1:
+        return halve(x) if level else x
+    return pool_to(x, (x.shape[-2] >> level, x.shape[-1] >> level))

@@ -1,0 +1,304 @@
+"""Visual tokens leave a language model between two of its layers, for selectors that act inside it.
+
+All tokens enter. Hooks on the decoder layers, set for one call, read the attention of the prompt's last token, ask the
+selector, and hand the later layers a shorter prompt: hidden states, true positions and a mask of their own length. The
+cache then holds the full prompt in its first layers and the shorter one in the others, so that decoding needs the
+hooks too: transformers makes one mask, from the first layer's length.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import MutableMapping, Sequence
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers.masking_utils import create_causal_mask
+from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb
+
+from arr_coc.config import Grid
+from arr_coc.families.family import Family, Inputs
+from arr_coc.prompting.layout import Prompt, check_selections, choose_columns, read_prompt
+from arr_coc.prompting.question import Ints
+from arr_coc.prompting.settings import Prepared, Settings
+from arr_coc.selectors.contract import InvalidSelectorError, LanguageSelector
+from arr_coc.selectors.registry import selector_name
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """What of a prompt went on into the later layers.
+
+    Args:
+        source (`Tensor` of shape `[B, L']`): columns of the full prompt, left-padded.
+        valid (`Tensor` of shape `[B, L']`): where they are not padding.
+    """
+
+    source: Tensor
+    valid: Tensor
+
+    def take(self, values: Tensor) -> Tensor:
+        """What stays `[B, L', ...]` of values `[B, L, ...]`, or of `[1, L, ...]` that all rows share."""
+        source = self.source.to(values.device)
+        rows = values.expand(len(source), *values.shape[1:])
+        return rows[torch.arange(len(source), device=source.device)[:, None], source]
+
+
+Cuts = MutableMapping[Any, Cut]
+Called = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def last_token_attention(
+    attention: Any, hidden: Tensor, positions: tuple[Tensor, ...], last: Tensor, seen: Tensor
+) -> Tensor:
+    """Attention `[B, L]` that one token of each row pays all others, mean over heads, by any implementation.
+
+    Args:
+        attention (`nn.Module`): of a decoder layer.
+        hidden (`Tensor` of shape `[B, L, D]`): what it was called with.
+        positions (`tuple[Tensor, ...]`): cosines and sines `[B, L, d]` of the tokens' positions.
+        last (`Tensor` of shape `[B]`): columns of the tokens that pay.
+        seen (`Tensor` of shape `[B, L]`): where there is no padding.
+    """
+    rows = torch.arange(len(hidden), device=hidden.device)
+    cosine, sine = (value.expand(len(hidden), -1, -1) for value in positions)
+    # one row of queries, all keys; [B, L, F] -> [B, heads, L, d]
+    queries, keys = (
+        _heads(attention, name, states) for name, states in (("q", hidden[rows, last][:, None]), ("k", hidden))
+    )
+    queries, _ = apply_rotary_pos_emb(queries, queries, cosine[rows, last][:, None], sine[rows, last][:, None])
+    keys, _ = apply_rotary_pos_emb(keys, keys, cosine, sine)
+    groups = queries.unflatten(1, (keys.shape[1], -1)).squeeze(3).float()  # [B, heads of keys, group, d]
+    weights = groups @ keys.float().mT * attention.scaling  # [B, heads of keys, group, L]
+    weights = weights.masked_fill(~seen[:, None, None], -torch.inf).softmax(dim=-1)
+    mean: Tensor = weights.mean(dim=(1, 2))
+    return mean
+
+
+def _heads(attention: Any, name: str, hidden: Tensor) -> Tensor:
+    """Queries or keys `[B, heads, L, d]` before they are turned, normalised where the family does."""
+    states = getattr(attention, f"{name}_proj")(hidden).unflatten(-1, (-1, attention.head_dim))
+    norm = getattr(attention, f"{name}_norm", None)
+    states = states if norm is None else norm(states)
+    turned: Tensor = states.transpose(1, 2)
+    return turned
+
+
+def check_slicing(family: Family, selector: LanguageSelector, settings: Settings) -> None:
+    """Refuse what a selector inside the language model cannot do."""
+    name, language = selector_name(selector), family.inner.language_model
+    if settings.mode != "prune":
+        raise ValueError(f"{name!r} drops tokens inside the language model; use mode 'prune', not {settings.mode!r}")
+    others = set(getattr(language.config, "layer_types", None) or ()) - {"full_attention"}
+    if others:
+        raise ValueError(
+            f"{name!r} needs full attention in every layer, this model has {', '.join(sorted(others))}; "
+            "use a selector that picks tokens before the language model"
+        )
+    if not 1 <= selector.layer < len(language.layers):
+        raise ValueError(f"`layer` must be in 1..{len(language.layers) - 1} for this model, got {selector.layer!r}")
+
+
+def check_decoding(family: Family, selector: LanguageSelector, kwargs: Inputs) -> None:
+    """Refuse ways to decode in which the layers of the cache would have to be of one length."""
+    config = kwargs.get("generation_config") or family.target.generation_config
+    cached, looked_up = (
+        getattr(config, name, None) if kwargs.get(name) is None else kwargs[name]
+        for name in ("use_cache", "prompt_lookup_num_tokens")
+    )
+    name = selector_name(selector)
+    if cached is False:
+        raise ValueError(f"{name!r} chooses once, for the prompt, and keeps it in the cache; drop use_cache=False")
+    if looked_up or kwargs.get("assistant_model") is not None:
+        raise ValueError(f"{name!r} decodes one token at a time; drop `assistant_model` and `prompt_lookup_num_tokens`")
+
+
+_CURRENT: ContextVar[Slicing | None] = ContextVar("slicing", default=None)
+
+
+class Slicing:
+    """A context in which one call of a model (`forward` or `generate`) loses visual tokens inside.
+
+    Args:
+        family (`Family`): the opened model.
+        inputs (`Mapping`): of the call; one without pictures goes on from a cache of an earlier call.
+        selector (`LanguageSelector`): decides which visual tokens stay.
+        settings (`Settings`): its budget, and what happens if the selection fails.
+        cuts (`MutableMapping`): by cache, what went on into its later layers; filled when a prompt is read.
+    """
+
+    def __init__(
+        self, family: Family, inputs: Inputs, selector: LanguageSelector, settings: Settings, cuts: Cuts
+    ) -> None:
+        check_slicing(family, selector, settings)
+        self.family, self.selector, self.settings, self.cuts = family, selector, settings, cuts
+        self.kept: list[tuple[Grid, Ints]] = []
+        self.failure: str | None = None
+        self.prompt = read_prompt(family, inputs) if family.present(inputs) else None
+        if self.prompt is not None:
+            self._check_prompt(self.prompt)
+        self._language: Any = family.inner.language_model
+        self._handles: list[RemovableHandle] = []
+        self._token: Token[Slicing | None] | None = None
+        # of the pass that is running: does it read the prompt, what goes on, what the later layers are called with
+        self._reads = False
+        self._cut: Cut | None = None
+        self._changed: dict[str, Any] = {}
+        self._levels: Sequence[Tensor] = ()
+        self._visual: Tensor | None = None
+
+    def _check_prompt(self, prompt: Prompt) -> None:
+        if prompt.labels is not None:
+            raise ValueError("labels cannot lose the columns that leave inside the language model; drop `labels`")
+        visual = [self.family.token_id(kind) for kind in self.family.kinds]
+        if np.isin(prompt.ids[np.arange(len(prompt.ids)), _last_columns(prompt)], visual).any():
+            raise ValueError("the prompt ends in a picture, and its last token does the choosing; end it in text")
+
+    @staticmethod
+    def running(family: Family) -> bool:
+        """Whether this thread is inside a call of the model."""
+        current = _CURRENT.get()
+        return current is not None and current.family is family
+
+    def report(self, prepared: Prepared) -> Prepared:
+        """What was prepared with all tokens, with those that went on."""
+        used = sum(len(cells) for _, cells in self.kept)
+        return prepared._replace(kept=self.kept, used=used, failure=prepared.failure or self.failure)
+
+    def __enter__(self) -> Self:
+        self._token = _CURRENT.set(self)
+        layers, first = self._language.layers, self.selector.layer
+        self._handles = [
+            self._language.register_forward_pre_hook(self._begin, with_kwargs=True),
+            layers[first - 1].self_attn.register_forward_hook(self._choose, with_kwargs=True),
+            layers[first].register_forward_pre_hook(self._shorten, with_kwargs=True),
+        ]
+        for place, layer in enumerate(layers[first:], start=first):
+            self._handles.append(layer.register_forward_pre_hook(self._replace, with_kwargs=True))
+            self._handles.append(layer.register_forward_hook(partial(self._add_level, place)))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        if self._token is not None:
+            _CURRENT.reset(self._token)
+
+    def _begin(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Called | None:
+        """Before the language model: is this the prompt? Levels of later layers are kept back."""
+        if _CURRENT.get() is not self:  # another thread runs the same model
+            return None
+        self._reads = self.prompt is not None and not self.kept
+        self._cut, self._changed, self._levels = None, {}, ()
+        if self.prompt is None or not self._reads:
+            return None
+        cache, name = kwargs.get("past_key_values"), selector_name(self.selector)
+        if getattr(cache, "is_compileable", False):
+            raise ValueError(f"{name!r} gives the layers of a cache different lengths; use a dynamic cache")
+        past = 0 if cache is None else cache.get_seq_length()
+        if past or kwargs["inputs_embeds"].shape[1] != self.prompt.ids.shape[1]:
+            raise ValueError(f"{name!r} needs the whole prompt in one pass; drop `past_key_values` and chunks")
+        levels = kwargs.get("deepstack_visual_embeds")
+        if not levels:
+            return None
+        self._levels, self._visual = levels, kwargs["visual_pos_masks"]
+        return args, kwargs | {"deepstack_visual_embeds": levels[: self.selector.layer]}
+
+    @torch.no_grad()
+    def _choose(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        """After the attention of the last layer that reads everything: which columns go on."""
+        if _CURRENT.get() is not self or self.prompt is None or not self._reads:
+            return
+        hidden: Tensor = kwargs["hidden_states"]
+        prompt, device = self.prompt, hidden.device
+        beams = len(hidden) // len(prompt.ids)  # rows next to each other that are one row of the prompt
+        paid = last_token_attention(
+            module,
+            hidden[::beams],
+            tuple(value[::beams] for value in kwargs["position_embeddings"]),
+            torch.from_numpy(_last_columns(prompt)).to(device),
+            torch.from_numpy(prompt.mask).to(device),
+        )
+        places = [span.row * prompt.ids.shape[1] + span.columns for span in prompt.spans]
+        found = paid.flatten()[torch.from_numpy(np.concatenate(places)).to(device)]  # [B, L] -> [N]
+        chosen = self._select(torch.split(found, [len(place) for place in places]))
+        self.kept = [(span.grid, cells) for span, cells in zip(prompt.spans, chosen, strict=True)]
+        source, valid = (part.repeat_interleave(beams, dim=0) for part in choose_columns(prompt, chosen, device))
+        self._cut = Cut(source, valid)
+
+    def _select(self, paid: Sequence[Tensor]) -> list[Ints]:
+        """Cells of each picture that stay, on the host; all of them if the selection fails and may."""
+        spans = [] if self.prompt is None else self.prompt.spans
+        try:
+            return check_selections(spans, self.selector.select(paid, self.settings.budget))
+        except (InvalidSelectorError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if self.settings.on_error == "raise":
+                raise
+            logger.warning("selection failed, all visual tokens are kept: %s", error)
+            self.failure = str(error)
+            return [np.arange(len(span.columns)) for span in spans]
+
+    def _shorten(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Called | None:
+        """Before the first of the later layers: the tokens that go on, and what all later layers are called with."""
+        if _CURRENT.get() is not self:
+            return None
+        cache, layer = kwargs.get("past_key_values"), self.selector.layer
+        hidden, changed = args[0], dict[str, Any]()
+        known = None if cache is None else self.cuts.get(cache)
+        cut = self._cut if self._reads else known
+        if cut is None:
+            return None
+        if self._reads:
+            hidden = cut.take(hidden)
+            changed["position_embeddings"] = tuple(map(cut.take, kwargs["position_embeddings"]))
+            if kwargs.get("position_ids") is not None:  # they tell packed sequences apart: a count without gaps
+                changed["position_ids"] = (cut.valid.cumsum(dim=1) - 1).clamp(min=0)
+            if cache is not None:
+                self.cuts[cache] = cut
+        past = 0 if cache is None else cache.get_seq_length(layer)
+        generated = past + hidden.shape[1] - cut.valid.shape[1]
+        changed["attention_mask"] = create_causal_mask(
+            config=self._language.config,
+            inputs_embeds=hidden,
+            attention_mask=F.pad(cut.valid, (0, generated), value=True),
+            past_key_values=cache,
+            layer_idx=layer,
+        )
+        self._changed = changed
+        return (hidden, *args[1:]), kwargs
+
+    def _replace(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Called | None:
+        """Before each later layer: positions and mask of what went on."""
+        return (args, kwargs | self._changed) if _CURRENT.get() is self else None
+
+    def _add_level(self, place: int, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        """After a later layer: its level of DeepStack, for the tokens that went on."""
+        if _CURRENT.get() is not self or place >= len(self._levels) or self._cut is None or self._visual is None:
+            return None
+        number = self._visual.flatten().cumsum(dim=0).view_as(self._visual) - 1  # [B, L], row of each in a level
+        visual = self._cut.take(self._visual) & self._cut.valid.to(self._visual.device)  # [B, L']
+        level = self._levels[place]
+        added: Tensor = self._language._deepstack_process(
+            output, visual, level[self._cut.take(number)[visual].to(level.device)]
+        )
+        return added
+
+
+def _last_columns(prompt: Prompt) -> Ints:
+    """Column `[B]` of the last token of each row."""
+    columns: Ints = prompt.mask.shape[1] - 1 - prompt.mask[:, ::-1].argmax(axis=1)
+    return columns

@@ -1,0 +1,338 @@
+"""The four steps in one: texture -> knowing -> balancing -> attending."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from arr_coc.attending import Plan, TokenAllocator, finish_plan, resolve_budget
+from arr_coc.balancing import SCORES, AdaptiveTensionBalancer, Judgement
+from arr_coc.config import ARRCOCConfig, Budget, Grid, cell_count, check_grid
+from arr_coc.gaze.compression import make_compressor
+from arr_coc.knowing import InformationScorer, ParticipatoryScorer, PerspectivalScorer
+from arr_coc.pixels.mipmaps import Mipmaps
+from arr_coc.pixels.saliency import picture_structure
+from arr_coc.runtime.cuda_graphs import GraphCache, may_replay
+from arr_coc.runtime.hub import PretrainedModule
+from arr_coc.runtime.validation import check_inputs, check_width, extremes, read_report, record_detector
+from arr_coc.selectors.contract import Selection, TokenSelector, VisualQuery
+from arr_coc.selectors.grouping import group_queries, pad_words
+from arr_coc.selectors.output import ARRCOCOutput, Decision
+from arr_coc.selectors.registry import register_selector
+from arr_coc.texture import (
+    CHANNELS,
+    SEMANTIC_CHANNELS,
+    PreviousFrame,
+    TextDetector,
+    blank_texture,
+    picture_texture,
+    put_semantic,
+    semantic_channels,
+    text_channel,
+)
+
+__all__ = ["ARRCOCLayer", "ARRCOCOutput"]
+
+# What structure is judged by: colour and how busy it is.
+_STRUCTURE = {
+    "core": ("red", "green", "blue", "sobel_magnitude", "local_variance"),
+    "full": ("red", "green", "blue", "edges", "high_pass"),
+}
+FIXATION_FADE = 0.5
+# Above this, launching kernels is not what a call costs, and a recording would hold more than half a gigabyte.
+MOST_REPLAYED_PIXELS = 4096 * 4096
+
+
+@register_selector("arr-coc")
+class ARRCOCLayer(PretrainedModule, TokenSelector):
+    """Decide which parts of a picture deserve tokens, given the question.
+
+    The initial weights are chosen, not random: an untrained layer is a deterministic, training-free selector.
+
+    On CUDA, without gradients, calls of one shape are recorded at the second and replayed as a CUDA graph from the
+    third on, which is several times faster. A recording keeps its working memory (about 20 MB for a picture of one
+    megapixel, 360 MB for twelve); `layer.use_graphs = False` turns that off.
+
+    Args:
+        config (`ARRCOCConfig`): see there.
+        text_detector (`Callable`, *optional*): fills the `text` channel; its name is recorded in the config.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc import ARRCOCConfig, ARRCOCLayer
+    >>> layer = ARRCOCLayer(ARRCOCConfig(hidden_size=64))
+    >>> tokens, words = torch.randn(2, 12, 64), torch.randn(2, 5, 64)
+    >>> output = layer(tokens, words, grid=(1, 3, 4), picture=torch.rand(2, 3, 96, 128), budget=4)
+    >>> output.tokens.shape, output.positions.shape, output.relevance.shape
+    (torch.Size([2, 4, 64]), torch.Size([2, 4, 3]), torch.Size([2, 1, 3, 4]))
+
+    ```
+    """
+
+    structure_channels: Tensor
+
+    def __init__(self, config: ARRCOCConfig, text_detector: TextDetector | None = None) -> None:
+        super().__init__()
+        self.text_detector: TextDetector | None
+        # not as a submodule, should it be one: it is neither trained nor saved with the layer
+        object.__setattr__(self, "text_detector", text_detector)
+        self.config = record_detector(config, text_detector)
+        self.project: nn.Linear | None = None
+        with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they were
+            if config.channels == "full":
+                self.project = nn.Linear(config.hidden_size, SEMANTIC_CHANNELS, bias=False)
+            self.information = InformationScorer(config)
+            self.perspectival = PerspectivalScorer(config)
+            self.participatory = ParticipatoryScorer(config)
+            self.balancer = AdaptiveTensionBalancer(config)
+            self.allocator = TokenAllocator(config)
+        table = CHANNELS[config.channels]
+        structure = torch.tensor([table[name] for name in _STRUCTURE[config.channels]])
+        self.register_buffer("structure_channels", structure, persistent=False)
+        self.use_graphs = True
+        self._graphs = GraphCache()
+        self._initialise(config.seed)
+        self.compressor = make_compressor(config)
+
+    @torch.no_grad()
+    def _initialise(self, seed: int) -> None:
+        """Fixed orthogonal projections; what ends a learned correction is zero."""
+        generator = torch.Generator("cpu").manual_seed(seed)
+        last = (self.perspectival.correction[-1], self.balancer.correction[-1])
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Conv2d) and module not in last:
+                # drawn on the CPU, so that a layer made on any device is the same
+                drawn = torch.empty(module.weight.shape, device="cpu")
+                module.weight.copy_(nn.init.orthogonal_(drawn, generator=generator))
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move between devices, but compute in float32 whatever the model around it is cast to."""
+
+        def move(value: Tensor) -> Tensor:
+            moved = fn(value)
+            return moved if moved.dtype == value.dtype else value.to(moved.device)
+
+        result: Self = super()._apply(move, recurse)  # type: ignore[no-untyped-call]
+        return result
+
+    def forward(
+        self,
+        tokens: Tensor,
+        words: Tensor,
+        *,
+        grid: tuple[int, ...],
+        cells: tuple[int, ...] | None = None,
+        picture: Tensor | Mipmaps | None = None,
+        word_mask: Tensor | None = None,
+        budget: Budget | None = None,
+        previous: PreviousFrame | None = None,
+        details: bool = False,
+        gather: bool = True,
+    ) -> ARRCOCOutput:
+        """Choose tokens of a batch of pictures (or clips) that share one grid.
+
+        Args:
+            tokens (`Tensor` of shape `[B, N, D]`): the encoder's merged tokens.
+            words (`Tensor` of shape `[B, Q, D]`): embeddings of the query's words.
+            grid (`tuple[int, ...]`): `(h, w)` or `(t, h, w)` of the tokens.
+            cells (`tuple[int, ...]`, *optional*): the grid on which relevance is asked, if another.
+            picture (`Tensor` of shape `[B, 3, H, W]` or `[B, t, 3, H, W]`, *optional*): in [0, 1]; or, of one picture,
+                what was measured of it.
+            word_mask (`Tensor` of shape `[B, Q]`, *optional*): False for padding words.
+            budget (`int`, `float` or `"auto"`, *optional*): wins over the config's.
+            previous (`PreviousFrame`, *optional*): see [`~ARRCOCLayer.remember`]; for single frames.
+            details (`bool`, *optional*, defaults to `False`): keep the texture and the pull of each word.
+            gather (`bool`, *optional*, defaults to `True`): give the kept tokens, not only where they are.
+        """
+        grid = check_grid(grid)
+        cells = grid if cells is None else check_grid(cells, "cells")
+        count = resolve_budget(self.config.budget if budget is None else budget, cell_count(cells))
+        frames = check_inputs(self.config, tokens, words, grid, cells, picture, word_mask, previous)
+        wanted: Budget = "auto" if count is None else count
+        settings = (grid, cells, wanted, previous)
+        plain = previous is not None or self.text_detector is not None or not self.use_graphs
+        seen = frames.colour if isinstance(frames, Mipmaps) else frames
+        small = seen is None or seen.numel() <= 3 * MOST_REPLAYED_PIXELS
+        if small and not plain and may_replay(tokens):
+            decision = self._replay(tokens, words, word_mask, frames, settings)
+        else:
+            decision = self._decide(tokens, words, word_mask, frames, *settings)
+        report = read_report(decision.report, tokens.shape[0], frames is not None)
+        plan = Plan(decision.indices, decision.mask, decision.budgets, decision.expected, decision.report)
+        allocation = finish_plan(plan, report, cell_count(cells))
+
+        kept = None
+        if cells == grid and gather:
+            kept = tokens.gather(1, allocation.indices[:, :, None].expand(-1, -1, tokens.shape[-1]))
+            kept = kept * (_gate(allocation.budgets) * allocation.mask)[:, :, None].to(kept.dtype)
+        return ARRCOCOutput(
+            tokens=kept,
+            indices=allocation.indices,
+            mask=allocation.mask,
+            budgets=allocation.budgets,
+            num_kept=allocation.num_kept,
+            expected_tokens=decision.expected,
+            relevance=decision.relevance,
+            scores=dict(zip(SCORES, decision.scores.unbind(dim=1), strict=True)),
+            weights=decision.weights,
+            tensions=decision.tensions,
+            strategy=allocation.strategy,
+            reason=allocation.reason,
+            texture=decision.texture if details else None,
+            word_pull=decision.pull[:, : words.shape[1]] if details else None,
+        )
+
+    def _replay(
+        self,
+        tokens: Tensor,
+        words: Tensor,
+        word_mask: Tensor | None,
+        frames: Tensor | Mipmaps | None,
+        settings: tuple[Any, ...],
+    ) -> Decision:
+        """[`_decide`] as a CUDA graph, from the third call of one shape on."""
+        weights = tuple(parameter.data_ptr() for parameter in self.parameters())
+        inputs = (tokens, *pad_words(words, word_mask))
+        if not isinstance(frames, Mipmaps):
+            replayed: Decision = self._graphs(self._decide, (*inputs, frames), (*settings, weights))
+            return replayed
+        count = len(frames.tensors)
+
+        def decide(tokens: Tensor, words: Tensor, mask: Tensor, *rest: Any) -> Decision:
+            return self._decide(tokens, words, mask, frames.with_tensors(rest[:count]), *rest[count + 2 :])
+
+        measured = (frames.level, frames.size)
+        of_measures: Decision = self._graphs(decide, (*inputs, *frames.tensors), (*measured, *settings, weights))
+        return of_measures
+
+    def _decide(
+        self,
+        tokens: Tensor,
+        words: Tensor,
+        word_mask: Tensor | None,
+        frames: Tensor | Mipmaps | None,
+        grid: Grid,
+        cells: Grid,
+        budget: Budget,
+        previous: PreviousFrame | None,
+        weights: object = None,
+    ) -> Decision:
+        """All of the work, without once waiting for the device; `weights` only tells recordings apart."""
+        batch = tokens.shape[0]
+        texture = self.read_texture(tokens, grid, cells, frames, previous)
+        information, perspectival, participation, balance = self.judge(texture, tokens, words, grid, word_mask)
+        by_frame = texture.view(batch, cells[0], -1, cells[1], cells[2])
+        with torch.no_grad():
+            structure = None
+            if frames is not None:
+                seen = texture.index_select(1, self.structure_channels)
+                structure = picture_structure(seen).view(batch, -1).amax(dim=1)
+            # [B, t, C, h, w] -> [B, N, C]
+            features = tokens if cells == grid else by_frame.transpose(1, 2).flatten(2).mT
+            visited = None
+            if previous is not None and previous.fixations is not None:
+                visited = previous.fixations.flatten(1) > 0
+            ends = extremes(tokens, words, balance.relevance, frames)
+            text = text_channel(by_frame, self.config.channels, cells != grid)
+        plan = self.allocator.plan(
+            balance.relevance, features, balance.tensions, budget, structure, participation.match, visited, text
+        )
+        return Decision(
+            scores=torch.stack([information, perspectival, participation.score], dim=1),
+            relevance=balance.relevance,
+            weights=balance.weights,
+            tensions=balance.tensions,
+            indices=plan.indices,
+            mask=plan.mask,
+            budgets=plan.budgets,
+            expected=plan.expected,
+            report=torch.cat([ends, plan.report.flatten()]),
+            texture=by_frame,
+            pull=participation.pull,
+        )
+
+    def judge(
+        self, texture: Tensor, tokens: Tensor, words: Tensor, grid: Grid, word_mask: Tensor | None = None
+    ) -> Judgement:
+        """Score and balance a texture `[B * t, C, h, w]`; what comes before has no weights but the projection."""
+        shape = (tokens.shape[0], -1, *texture.shape[2:])
+        information = self.information(texture).view(shape)
+        perspectival = self.perspectival(texture).view(shape)
+        participation = self.participatory(texture, tokens, words, grid, word_mask)
+        balance = self.balancer(information, perspectival, participation)
+        return Judgement(information, perspectival, participation, balance)
+
+    def project_again(self, texture: Tensor, tokens: Tensor, grid: Grid) -> Tensor:
+        """A texture `[B * t, C, h, w]` that was kept, with its semantic channels as the projection makes them now."""
+        size = (texture.shape[2], texture.shape[3])
+        return put_semantic(texture, self._semantic(tokens, grid, size), self.config.channels)
+
+    def _semantic(self, tokens: Tensor, grid: Grid, size: tuple[int, int]) -> Tensor | None:
+        return None if self.project is None else semantic_channels(self.project.weight, tokens, grid, size)
+
+    def read_texture(
+        self,
+        tokens: Tensor,
+        grid: Grid,
+        cells: Grid,
+        frames: Tensor | Mipmaps | None,
+        previous: PreviousFrame | None = None,
+    ) -> Tensor:
+        """Texture `[B * t, C, h, w]` in float32 of frames `[B * t, 3, H, W]` or their measures, if there are any."""
+        semantic = self._semantic(tokens, grid, (cells[1], cells[2]))
+        if frames is None:
+            return blank_texture(self.config, tokens.shape[0], cells, semantic, tokens.device)
+        return picture_texture(self.config, frames, cells, semantic, previous, self.text_detector)
+
+    def check(self, queries: Sequence[VisualQuery]) -> None:
+        """Refuse models of another width."""
+        check_width(self.config, queries)
+
+    def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:
+        """Choose tokens of pictures of any sizes; those of one size go through the layer together."""
+        selections: dict[int, Selection] = {}
+        for places, inputs in group_queries(queries):
+            output = self(**inputs, budget=budget, gather=False)
+            for row, place in enumerate(places):
+                one = output.picture(row)
+                gate = _gate(one.budgets[0]) if one.budgets.requires_grad else None
+                selections[place] = Selection(indices=one.indices[0], gate=gate, output=one)
+        return [selections[place] for place in range(len(queries))]
+
+    def remember(self, output: ARRCOCOutput, picture: Tensor, previous: PreviousFrame | None = None) -> PreviousFrame:
+        """What the next frame of a stream should know of this one.
+
+        Example:
+
+        ```python
+        >>> import torch
+        >>> from arr_coc import ARRCOCConfig, ARRCOCLayer
+        >>> layer = ARRCOCLayer(ARRCOCConfig(hidden_size=64))
+        >>> tokens, words, frame = torch.randn(1, 12, 64), torch.randn(1, 5, 64), torch.rand(1, 3, 96, 128)
+        >>> memory = layer.remember(layer(tokens, words, grid=(3, 4), picture=frame), frame)
+        >>> layer(tokens, words, grid=(3, 4), picture=frame.flip(-1), previous=memory).relevance.shape
+        torch.Size([1, 1, 3, 4])
+
+        ```
+        """
+        kept = output.kept_mask()[:, -1]
+        looked = kept.float()
+        age = torch.ones_like(looked)
+        if previous is not None and previous.age is not None:
+            age = previous.age + 1
+        if previous is not None and previous.fixations is not None:
+            looked = torch.maximum(looked, previous.fixations * FIXATION_FADE)
+        frame = picture[:, -1] if picture.ndim == 5 else picture
+        return PreviousFrame(frame, output.relevance[:, -1].detach(), age.masked_fill(kept, 0.0), looked)
+
+
+def _gate(budgets: Tensor) -> Tensor:
+    """Straight-through gate: its value is exactly 1, its gradient is that of the relevance."""
+    return budgets - budgets.detach() + 1

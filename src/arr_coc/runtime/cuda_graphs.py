@@ -1,0 +1,140 @@
+"""Replaying a function of tensors as one CUDA graph: the layer is hundreds of tiny kernels, and launching them costs
+more than running them.
+
+A signature (shapes, types, settings) runs as written the first time, is recorded the second time and replayed from
+then on. Results are the same; they are copied out, so that the next call cannot overwrite them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from arr_coc.runtime.tensors import collect_constants
+
+
+def may_replay(tensor: Tensor) -> bool:
+    """Whether a graph can stand in for a plain call here: on CUDA, without gradients, and not itself being recorded."""
+    return (
+        tensor.is_cuda
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cuda")
+        and not torch.compiler.is_compiling()
+        and not torch.cuda.is_current_stream_capturing()
+    )
+
+
+class _Recording(NamedTuple):
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Tensor | None]
+    outputs: Any
+    constants: list[Tensor]  # the graph reads them by address: they must not be freed before it
+
+    @property
+    def size(self) -> int:
+        return sum(0 if value is None else value.nbytes for value in self.inputs)
+
+
+class GraphCache:
+    """Recordings of one function for the signatures used last.
+
+    Args:
+        limit (`int`, *optional*, defaults to 16): how many recordings are kept.
+        limit_bytes (`int`, *optional*, defaults to 512 MiB): how much their copies of the inputs may take together.
+
+    The function takes tensors (or `None`) and settings, and returns a tuple of tensors (or `None`), named or not. It
+    must not wait for the device, and its results may depend on nothing else that changes in place but the module's
+    weights.
+    """
+
+    def __init__(self, limit: int = 16, limit_bytes: int = 2**29) -> None:
+        self.limit, self.limit_bytes = limit, limit_bytes
+        self._recordings: OrderedDict[Hashable, _Recording] = OrderedDict()
+        self._seen_once: OrderedDict[Hashable, None] = OrderedDict()
+        self._lock = threading.Lock()
+        self._pools: dict[torch.device, Any] = {}
+        self._done: dict[torch.device, torch.cuda.Event] = {}
+
+    def __reduce__(self) -> tuple[type[GraphCache], tuple[int, int]]:
+        return GraphCache, (self.limit, self.limit_bytes)  # copies and pickles of a layer start with no recordings
+
+    def __call__(
+        self, function: Callable[..., Any], tensors: Sequence[Tensor | None], settings: tuple[Hashable, ...]
+    ) -> Any:
+        """Run, record or replay `function(*tensors, *settings)`."""
+        shapes = tuple(None if x is None else (tuple(x.shape), x.dtype, x.device) for x in tensors)
+        key = (settings, shapes)
+        with self._lock:
+            if key not in self._recordings and key not in self._seen_once:
+                result = function(*tensors, *settings)
+                self._seen_once[key] = None
+                while len(self._seen_once) > 1024:
+                    self._seen_once.popitem(last=False)
+                return result
+            device = next(x.device for x in tensors if x is not None)
+            with torch.cuda.device(device):
+                return self._replay(key, function, tensors, settings, device)
+
+    def _replay(
+        self,
+        key: Hashable,
+        function: Callable[..., Any],
+        tensors: Sequence[Tensor | None],
+        settings: tuple[Hashable, ...],
+        device: torch.device,
+    ) -> Any:
+        stream = torch.cuda.current_stream()
+        if device in self._done:
+            # all recordings share one pool: a replay on another stream must have been copied out first
+            stream.wait_event(self._done[device])
+        if key not in self._recordings:
+            self._recordings[key] = self._record(function, tensors, settings, device)
+            self._seen_once.pop(key, None)
+            self._forget()
+        recording = self._recordings[key]
+        self._recordings.move_to_end(key)
+        _copy(tensors, recording.inputs)
+        recording.graph.replay()
+        copies = [None if value is None else value.clone() for value in recording.outputs]
+        self._done[device] = stream.record_event()
+        return getattr(type(recording.outputs), "_make", tuple)(copies)
+
+    def _forget(self) -> None:
+        """Drop the recordings used longest ago until both limits hold; the newest always stays."""
+        while len(self._recordings) > 1 and (
+            len(self._recordings) > self.limit
+            or sum(recording.size for recording in self._recordings.values()) > self.limit_bytes
+        ):
+            self._recordings.popitem(last=False)
+
+    def _record(
+        self,
+        function: Callable[..., Any],
+        tensors: Sequence[Tensor | None],
+        settings: tuple[Hashable, ...],
+        device: torch.device,
+    ) -> _Recording:
+        with torch.inference_mode(False):  # inference tensors could not be written to outside inference mode
+            inputs = [None if x is None else torch.empty(x.shape, dtype=x.dtype, device=device) for x in tensors]
+        _copy(tensors, inputs)
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            function(*inputs, *settings)  # allocates workspaces, which a recording may not
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        pool = self._pools.setdefault(device, torch.cuda.graph_pool_handle())
+        with collect_constants() as constants, torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            outputs = function(*inputs, *settings)
+        return _Recording(graph, inputs, outputs, constants)
+
+
+def _copy(values: Sequence[Tensor | None], targets: Sequence[Tensor | None]) -> None:
+    for value, target in zip(values, targets, strict=True):
+        if value is not None and target is not None:
+            target.copy_(value)

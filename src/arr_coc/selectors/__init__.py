@@ -1,0 +1,26 @@
+"""Everything that picks tokens: the contract, the registry, rules that know nothing, and one file a paper."""
+
+from arr_coc.selectors import linear, papers, rules, smaller_picture  # noqa: F401  (they register themselves)
+from arr_coc.selectors.contract import (
+    LanguageSelector,
+    PictureSelector,
+    Selection,
+    Selector,
+    TokenSelector,
+    VisualQuery,
+)
+from arr_coc.selectors.output import ARRCOCOutput
+from arr_coc.selectors.registry import create_selector, list_selectors, register_selector
+
+__all__ = [
+    "ARRCOCOutput",
+    "LanguageSelector",
+    "PictureSelector",
+    "Selection",
+    "Selector",
+    "TokenSelector",
+    "VisualQuery",
+    "create_selector",
+    "list_selectors",
+    "register_selector",
+]

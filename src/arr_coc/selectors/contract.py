@@ -1,0 +1,181 @@
+"""Selecting: the one interface of everything that picks tokens, and the registry of all that do.
+
+A [`TokenSelector`] gets one [`VisualQuery`] per picture or clip and answers with one [`Selection`] each. A
+[`PictureSelector`] acts before the encoder: it has a smaller picture read. A [`LanguageSelector`] acts inside the
+language model, between two of its layers. All live in one registry.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from torch import Tensor
+
+from arr_coc.config import Budget, Grid, cell_count, check_grid
+from arr_coc.pixels.mipmaps import Mipmaps
+from arr_coc.selectors.output import ARRCOCOutput
+
+# An encoder layer: its number, negative ones from the end, or as a float the share of the encoder's depth.
+Layer = int | float
+LayerReader = Callable[[Layer], Tensor]
+_SAME_AS_GRID: Grid = (0, 0, 0)
+
+
+def check_cells(cells: Grid, grid: Grid) -> None:
+    """Refuse cells that are not the tokens' grid or a finer one."""
+    if cells[0] != grid[0] or cells[1] < grid[1] or cells[2] < grid[2]:
+        raise ValueError(f"`cells` must have the frames of `grid` {grid} and be no coarser, got {cells}")
+
+
+@dataclass(frozen=True, eq=False)
+class VisualQuery:
+    """One picture or clip as a selector sees it.
+
+    Args:
+        tokens (`Tensor` of shape `[N, D]`): the encoder's merged tokens.
+        grid (`tuple[int, int, int]`): `(t, h, w)` of the tokens.
+        words (`Tensor` of shape `[Q, D]`): embeddings of the query's words.
+        cells (`tuple[int, int, int]`, *optional*): `(t, h, w)` on which relevance is asked; the tokens' by default.
+        picture (`Tensor` of shape `[t, 3, H, W]` or `Mipmaps`, *optional*): in [0, 1], or what was measured of it.
+        attention_reader, key_reader (`Callable`, *optional*): compute what an encoder layer's patches receive, and
+            its keys, when asked.
+        deepstack (`tuple[Tensor, ...]`, *optional*): rows `[N, D]` of the tokens at each DeepStack level, for methods
+            that merge tokens.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc import VisualQuery
+    >>> VisualQuery(tokens=torch.randn(12, 64), grid=(1, 3, 4), words=torch.randn(5, 64)).cells
+    (1, 3, 4)
+
+    ```
+    """
+
+    tokens: Tensor
+    grid: Grid
+    words: Tensor
+    cells: Grid = _SAME_AS_GRID
+    picture: Tensor | Mipmaps | None = None
+    attention_reader: LayerReader | None = field(default=None, repr=False)
+    key_reader: LayerReader | None = field(default=None, repr=False)
+    deepstack: tuple[Tensor, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        grid = check_grid(self.grid)
+        object.__setattr__(self, "grid", grid)
+        cells = grid if self.cells == _SAME_AS_GRID else check_grid(self.cells, "cells")
+        object.__setattr__(self, "cells", cells)
+        if self.tokens.ndim != 2 or self.tokens.shape[0] != cell_count(grid):
+            raise ValueError(
+                f"`tokens` must have shape [{cell_count(grid)}, D] for grid {grid}, got {tuple(self.tokens.shape)}"
+            )
+        if self.words.ndim != 2 or self.words.shape[1] != self.tokens.shape[1]:
+            raise ValueError(f"`words` must have shape [Q, {self.tokens.shape[1]}], got {tuple(self.words.shape)}")
+        if self.words.shape[0] == 0:
+            raise ValueError("`words` is empty; a query needs at least one word")
+        wrong = [tuple(level.shape) for level in self.deepstack if level.shape != self.tokens.shape]
+        if wrong:
+            shape = tuple(self.tokens.shape)
+            raise ValueError(f"levels of `deepstack` must have the tokens' shape {shape}, got {wrong[0]}")
+        check_cells(cells, grid)
+        if isinstance(self.picture, Tensor) and (
+            self.picture.ndim != 4 or self.picture.shape[:2] != (grid[0], 3) or 0 in self.picture.shape
+        ):
+            raise ValueError(f"`picture` must have shape [{grid[0]}, 3, H, W], got {tuple(self.picture.shape)}")
+
+    def received_attention(self, layer: Layer) -> Tensor:
+        """Mean attention `[N]` that the cells receive at a layer of the encoder."""
+        return self._read(self.attention_reader, "attention", layer)
+
+    def keys(self, layer: Layer) -> Tensor:
+        """Keys `[N, F]` of the cells at a layer of the encoder."""
+        return self._read(self.key_reader, "keys", layer)
+
+    @staticmethod
+    def _read(reader: LayerReader | None, what: str, layer: Layer) -> Tensor:
+        if reader is None:
+            raise ValueError(f"this query carries no encoder to read {what} from; use a selector that needs none")
+        return reader(layer)
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """The tokens that stay of one picture or clip.
+
+    Args:
+        indices (`Tensor` of shape `[K]`): kept cells, ascending.
+        features (`Tensor` of shape `[K, D]`, *optional*): replacement rows, for methods that merge tokens; `indices`
+            then names the cells whose places they take.
+        deepstack (`tuple[Tensor, ...]`, *optional*): replacement rows for each DeepStack level.
+        gate (`Tensor` of shape `[K]`, *optional*): value 1, carries the gradient to the selector.
+        output (`ARRCOCOutput`, *optional*): what an ARR-COC layer saw.
+    """
+
+    indices: Tensor
+    features: Tensor | None = None
+    deepstack: tuple[Tensor, ...] | None = None
+    gate: Tensor | None = None
+    output: ARRCOCOutput | None = None
+
+
+class InvalidSelectorError(ValueError):
+    """A selector that cannot work on a call as it was made, whatever `on_error` says."""
+
+
+class TokenSelector(ABC):
+    """Picks tokens after a full encoding. Subclasses implement `select` and are registered by name.
+
+    One that never reads `VisualQuery.picture` sets `needs_picture = False`, and the picture is not rebuilt for it. One
+    that reads attention or keys of the encoder names the layers in `encoder_layers` (negative ones count from the
+    end; a float is a share of the depth, and means the layer nearest to it that attends to the whole picture): they
+    are kept during the one pass of the encoder, at no second pass.
+    """
+
+    needs_picture: ClassVar[bool] = True
+    encoder_layers: tuple[Layer, ...] = ()
+
+    def check(self, queries: Sequence[VisualQuery]) -> None:  # noqa: B027  (most have nothing to refuse)
+        """Raise [`InvalidSelectorError`] if the selector was made for something else than these queries."""
+
+    @abstractmethod
+    def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:
+        """Choose tokens of each query; `budget=None` means the selector's own default."""
+
+
+class PictureSelector(ABC):
+    """Has a smaller picture read, and perhaps tokens of the full one beside it. Subclasses implement `plan`."""
+
+    beside: TokenSelector | None = None
+
+    @abstractmethod
+    def plan(self, grid: Grid, budget: Budget | None = None) -> tuple[Grid, int]:
+        """Token grid of the smaller picture, and how many tokens of the full one `beside` chooses.
+
+        The answer `(grid, 0)` leaves the picture as it is.
+        """
+
+
+class LanguageSelector(ABC):
+    """Picks tokens inside the language model: all of them enter, and those that it drops leave after some layers.
+
+    Subclasses implement `select` and may set `layer`, the number of decoder layers that read every token. They work
+    through [`attach`], not [`prepare`]: no arguments of a model can say what happens between its layers.
+    """
+
+    layer: int = 2
+
+    @abstractmethod
+    def select(self, attention: Sequence[Tensor], budget: Budget | None = None) -> list[Selection]:
+        """Choose tokens of each picture or clip, given the attention `[N]` that the prompt's last token pays them.
+
+        It is the mean over the heads of the last layer that reads every token. `budget=None` means the selector's own
+        default. Of a [`Selection`], `indices` alone count.
+        """
+
+
+Selector = TokenSelector | PictureSelector | LanguageSelector

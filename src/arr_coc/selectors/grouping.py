@@ -1,0 +1,70 @@
+"""Putting pictures together: those of one size go through the layer in one call, words are padded."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from arr_coc.selectors.contract import VisualQuery
+
+
+def group_queries(queries: Sequence[VisualQuery]) -> Iterator[tuple[list[int], dict[str, Any]]]:
+    """Places of the queries that share a size, and the layer's arguments for them.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc import VisualQuery
+    >>> from arr_coc.selectors.grouping import group_queries
+    >>> sizes = [(1, 2, 3), (1, 4, 4), (1, 2, 3)]
+    >>> queries = [VisualQuery(torch.rand(t * h * w, 8), (t, h, w), torch.rand(2, 8)) for t, h, w in sizes]
+    >>> [(places, tuple(inputs["tokens"].shape)) for places, inputs in group_queries(queries)]
+    [([0, 2], (2, 6, 8)), ([1], (1, 16, 8))]
+
+    ```
+    """
+    groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for place, query in enumerate(queries):
+        picture = query.picture
+        # one that was measured goes alone: it is large
+        like = (tuple(picture.shape), picture.dtype) if isinstance(picture, Tensor) else id(picture)
+        groups[query.grid, query.cells, like].append(place)
+    for places in groups.values():
+        group = [queries[place] for place in places]
+        pictures = [query.picture for query in group if isinstance(query.picture, Tensor)]
+        lengths = [query.words.shape[0] for query in group]
+        mask = None
+        if min(lengths) < max(lengths):
+            mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]  # [B, Q]
+            mask = mask.to(group[0].words.device)
+        yield (
+            places,
+            {
+                "tokens": _stack([query.tokens for query in group]),
+                "words": pad_sequence([query.words for query in group], batch_first=True),  # [B, Q, D]
+                "word_mask": mask,
+                "picture": _stack(pictures) if pictures else group[0].picture,
+                "grid": group[0].grid,
+                "cells": group[0].cells,
+            },
+        )
+
+
+def _stack(tensors: list[Tensor]) -> Tensor:
+    """`torch.stack` that does not copy a single, possibly large, tensor."""
+    return tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)
+
+
+def pad_words(words: Tensor, mask: Tensor | None, multiple: int = 16) -> tuple[Tensor, Tensor]:
+    """Words `[B, Q, D]` padded to a multiple, and their mask: questions of similar lengths share a recording."""
+    if mask is None:
+        mask = torch.ones(words.shape[:2], dtype=torch.bool, device=words.device)
+    missing = -words.shape[1] % multiple
+    return F.pad(words, (0, 0, 0, missing)), F.pad(mask, (0, missing), value=False)

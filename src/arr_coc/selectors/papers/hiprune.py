@@ -1,0 +1,66 @@
+"""HiPrune: what the middle of the encoder looks at, with its surroundings, then what its end looks at."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from arr_coc.config import Grid
+from arr_coc.selectors.contract import Layer, Selection, VisualQuery
+from arr_coc.selectors.per_picture import PerPictureSelector, strongest
+from arr_coc.selectors.registry import register_selector
+
+
+def cross_neighbours(places: Tensor, grid: Grid) -> Tensor:
+    """The cells `[4, n]` above, below, left and right of cells `[n]`; beyond a border the cell itself.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc.selectors.papers.hiprune import cross_neighbours
+    >>> cross_neighbours(torch.tensor([3, 7]), (1, 3, 4)).tolist()
+    [[3, 3], [7, 11], [2, 6], [3, 7]]
+
+    ```
+    """
+    _, rows, columns = grid
+    row, column = places // columns % rows, places % columns
+    up, down = places - columns * (row > 0), places + columns * (row < rows - 1)
+    left, right = places - 1 * (column > 0), places + 1 * (column < columns - 1)
+    return torch.stack([up, down, left, right])
+
+
+@register_selector("hiprune")
+class HiPruneSelector(PerPictureSelector):
+    """Keeps anchors by the attention of a middle layer, their neighbours, and the rest by that of the last layer.
+
+    The method of "HiPrune: Training-Free Visual Token Pruning via Hierarchical Attention in Vision-Language Models"
+    (Liu et al., arXiv 2508.00553): a share `alpha` of the budget goes to anchors and the four cells around each, what
+    is left to the tokens that receive most at the end of the encoder. The question has no say.
+
+    Room that was left: a neighbour beyond the border is the anchor itself, in two dimensions and within its frame;
+    cells that come twice leave room for more of the last kind; there is at least one anchor, and if not even it and
+    its neighbours fit, it goes first. The middle is the layer nearest to half of the depth that sees the whole
+    picture, which on Qwen2.5-VL few do.
+
+    Args:
+        alpha (`float`, *optional*, defaults to 0.1): share of anchors and neighbours.
+        middle, last (`int` or `float`, *optional*, defaults to 0.5 and -1): the two layers of the encoder.
+    """
+
+    def __init__(self, alpha: float = 0.1, middle: Layer = 0.5, last: Layer = -1) -> None:
+        if not 0 <= alpha <= 1:
+            raise ValueError(f"`alpha` must be in [0, 1], got {alpha}")
+        self.alpha, self.middle, self.last = alpha, middle, last
+        self.encoder_layers = (middle, last)
+
+    def pick(self, query: VisualQuery, count: int) -> Selection:
+        """Anchors, neighbours, then the strongest of the last layer."""
+        anchors = strongest(query.received_attention(self.middle), max(1, round(self.alpha * count / 5)))
+        received = query.received_attention(self.last).float()
+        turn = received / received.amax().clamp(min=torch.finfo(torch.float32).tiny)  # [N], at most 1
+        around = cross_neighbours(anchors, query.grid).flatten()
+        # in turns, each above the one before: the last layer's, neighbours, anchors
+        turn = turn.index_fill(0, around, 2.0).index_fill_(0, anchors, 3.0)
+        return Selection(indices=strongest(turn, count).sort().values)

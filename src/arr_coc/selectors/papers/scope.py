@@ -1,0 +1,36 @@
+"""SCOPE: salient tokens that cover the picture."""
+
+from __future__ import annotations
+
+from arr_coc.selectors.contract import Layer, Selection, VisualQuery
+from arr_coc.selectors.papers.covering import cover
+from arr_coc.selectors.per_picture import PerPictureSelector, unit_tokens
+from arr_coc.selectors.registry import register_selector
+
+
+@register_selector("scope")
+class SCOPESelector(PerPictureSelector):
+    """Keeps tokens by what they add to the coverage of all tokens, times a power of the attention they receive.
+
+    The method of "SCOPE: Saliency-Coverage Oriented Token Pruning for Efficient Multimodel LLMs" (Deng et al.,
+    arXiv 2510.24214). A token is covered as far as the kept one most like it resembles it, by cosine; coverage starts
+    at 0, so that negative cosines never count. The question has no say.
+
+    Room that was left: without a class token, saliency is the mean attention that a token's patches receive; the layer
+    is the encoder's last, which sees the whole picture in every family; likeness is that of the tokens the language
+    model reads.
+
+    Args:
+        alpha (`float`, *optional*, defaults to 1.0): power of the attention; 0 leaves coverage alone.
+        layer (`int` or `float`, *optional*, defaults to -1): of the encoder.
+    """
+
+    def __init__(self, alpha: float = 1.0, layer: Layer = -1) -> None:
+        self.alpha, self.layer = alpha, layer
+        self.encoder_layers = (layer,)
+
+    def pick(self, query: VisualQuery, count: int) -> Selection:
+        """Cover all tokens, salient ones first."""
+        unit = unit_tokens(query)
+        saliency = query.received_attention(self.layer).float() ** self.alpha
+        return Selection(indices=cover(unit @ unit.mT, count, saliency).sort().values)

@@ -1,0 +1,80 @@
+"""What the methods of papers share: one picture at a time, exactly K tokens of it.
+
+To add a method, subclass [`PerPictureSelector`] in a file of its own and implement `pick`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from arr_coc.attending import resolve_budget
+from arr_coc.config import Budget
+from arr_coc.runtime.tensors import unit_rows
+from arr_coc.selectors.contract import InvalidSelectorError, Selection, TokenSelector, VisualQuery
+
+DEFAULT_RATIO = 0.25
+
+
+def count_kept(budget: Budget | None, total: int) -> int:
+    """Tokens to keep; for selectors without relevance `"auto"` is the default ratio.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.selectors.per_picture import count_kept
+    >>> count_kept(None, 200), count_kept("auto", 200), count_kept(80, 200), count_kept(0.1, 200)
+    (50, 50, 80, 20)
+
+    ```
+    """
+    wanted = resolve_budget(DEFAULT_RATIO if budget is None else budget, total)
+    return wanted or resolve_budget(DEFAULT_RATIO, total) or 1
+
+
+class PerPictureSelector(TokenSelector):
+    """Picks tokens of each picture by itself. Subclasses implement `pick`; a budget that covers all is no case of it.
+
+    It chooses among tokens that were encoded, so that mode `"saccade"`, which asks where to encode, is refused.
+    """
+
+    needs_picture = False
+
+    def check(self, queries: Sequence[VisualQuery]) -> None:
+        """Every cell that is asked about must be a token."""
+        if any(query.cells != query.grid for query in queries):
+            raise InvalidSelectorError(
+                f"{type(self).__name__} chooses among tokens that were encoded, which those of mode 'saccade' are not "
+                "yet; use mode 'prune'"
+            )
+
+    @torch.no_grad()
+    def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:
+        """Pick the tokens of each picture."""
+        self.check(queries)
+        selections = []
+        for query in queries:
+            total = len(query.tokens)
+            count = count_kept(budget, total)
+            if count < total:
+                selections.append(self.pick(query, count))
+            else:
+                selections.append(Selection(indices=torch.arange(total, device=query.tokens.device)))
+        return selections
+
+    @abstractmethod
+    def pick(self, query: VisualQuery, count: int) -> Selection:
+        """Keep `count` tokens, fewer than there are."""
+
+
+def unit_tokens(query: VisualQuery) -> Tensor:
+    """The tokens `[N, D]` as rows of length 1, in float32."""
+    return unit_rows(query.tokens.float())
+
+
+def strongest(scores: Tensor, count: int) -> Tensor:
+    """Places `[count]` of the largest scores `[N]`, largest first; of equal ones the first."""
+    return scores.argsort(descending=True, stable=True)[:count]  # not topk, whose ties have no order

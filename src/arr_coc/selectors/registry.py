@@ -1,0 +1,87 @@
+"""The registry of selectors: every one by its name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from arr_coc.selectors.contract import LanguageSelector, PictureSelector, Selector, TokenSelector
+
+SelectorT = TypeVar("SelectorT", bound=type[TokenSelector] | type[PictureSelector] | type[LanguageSelector])
+_REGISTRY: dict[str, type[TokenSelector] | type[PictureSelector] | type[LanguageSelector]] = {}
+
+
+def register_selector(name: str) -> Callable[[SelectorT], SelectorT]:
+    """Class decorator that makes a selector known by name; a name is given once.
+
+    Example:
+
+    ```python
+    >>> from arr_coc import TokenSelector, register_selector
+    >>> @register_selector("grid")
+    ... class Mine(TokenSelector):
+    ...     def select(self, queries, budget=None):
+    ...         return []
+    Traceback (most recent call last):
+        ...
+    ValueError: a selector named 'grid' is already registered (GridSelector); choose another name
+
+    ```
+    """
+
+    def register(cls: SelectorT) -> SelectorT:
+        if name in _REGISTRY:
+            raise ValueError(
+                f"a selector named {name!r} is already registered ({_REGISTRY[name].__name__}); choose another name"
+            )
+        _REGISTRY[name] = cls
+        return cls
+
+    return register
+
+
+def create_selector(name: str, **kwargs: Any) -> Any:
+    """Make a registered selector.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc import VisualQuery, create_selector
+    >>> query = VisualQuery(tokens=torch.randn(16, 8), grid=(1, 4, 4), words=torch.randn(2, 8))
+    >>> [selection] = create_selector("grid").select([query], budget=4)
+    >>> selection.indices.tolist()
+    [0, 2, 8, 10]
+
+    ```
+    """
+    if name not in _REGISTRY:
+        raise ValueError(f"no selector is named {name!r}; there are {', '.join(list_selectors())}")
+    cls = _REGISTRY[name]
+    try:
+        inspect.signature(cls).bind(**kwargs)
+    except TypeError as error:
+        raise TypeError(f"selector {name!r} takes {inspect.signature(cls)}: {error}") from None
+    return cls(**kwargs)
+
+
+def list_selectors() -> list[str]:
+    """Names of all registered selectors.
+
+    Example:
+
+    ```python
+    >>> from arr_coc import list_selectors
+    >>> {"arr-coc", "centre", "grid", "random"} <= set(list_selectors())
+    True
+
+    ```
+    """
+    return sorted(_REGISTRY)
+
+
+def selector_name(selector: Selector) -> str:
+    """The name a selector is registered under, or that of its class."""
+    names = [name for name, cls in _REGISTRY.items() if type(selector) is cls]
+    return names[0] if names else type(selector).__name__

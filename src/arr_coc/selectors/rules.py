@@ -1,0 +1,143 @@
+"""Selectors that need no paper; no result is worth reporting without them.
+
+`full` keeps all, `random`, `grid` and `centre` know nothing, `oracle` knows the answer's place, `downsample` is what
+every processor offers (a smaller picture), and `half-and-half` joins it with any of the others.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from arr_coc.attending import spread_rank
+from arr_coc.config import Budget, Grid, cell_count
+from arr_coc.selectors.contract import InvalidSelectorError, Selection, TokenSelector, VisualQuery
+from arr_coc.selectors.per_picture import count_kept
+from arr_coc.selectors.registry import register_selector
+
+Box = Sequence[float]
+
+
+class _Ranked(TokenSelector):
+    """Keeps the first K cells of an order that depends on the grid alone."""
+
+    needs_picture = False
+
+    def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:
+        """Keep the first cells of the order."""
+        selections = []
+        for place, query in enumerate(queries):
+            kept = count_kept(budget, cell_count(query.cells))
+            rank = self.rank(query.cells, query.tokens.device, place)
+            selections.append(Selection(indices=rank.argsort(stable=True)[:kept].sort().values))
+        return selections
+
+    @abstractmethod
+    def rank(self, cells: Grid, device: torch.device, place: int) -> Tensor:
+        """Rank `[N]` of each cell of one picture of the call, lowest first."""
+
+
+@register_selector("full")
+class FullSelector(TokenSelector):
+    """Keeps every token, whatever the budget: the plain model, by the same path as all others."""
+
+    needs_picture = False
+
+    def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:
+        """Keep all cells."""
+        return [
+            Selection(indices=torch.arange(cell_count(query.cells), device=query.tokens.device)) for query in queries
+        ]
+
+
+@register_selector("random")
+class RandomSelector(_Ranked):
+    """Keeps cells at random; the same ones for the same seed and grid."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    def rank(self, cells: Grid, device: torch.device, place: int) -> Tensor:
+        """A random rank for each cell."""
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.rand(cell_count(cells), generator=generator).to(device)
+
+
+@register_selector("grid")
+class GridSelector(_Ranked):
+    """Keeps cells spread evenly over the picture."""
+
+    def rank(self, cells: Grid, device: torch.device, place: int) -> Tensor:
+        """Rank in an evenly spread order."""
+        return spread_rank(cells, device)
+
+
+@register_selector("centre")
+class CentreSelector(_Ranked):
+    """Keeps the cells nearest to the middle of each frame."""
+
+    def rank(self, cells: Grid, device: torch.device, place: int) -> Tensor:
+        """Rank by distance from the middle."""
+        frames, rows, columns = cells
+        y = (torch.arange(rows, device=device) - (rows - 1) / 2) / rows
+        x = (torch.arange(columns, device=device) - (columns - 1) / 2) / columns
+        distance = y[:, None].square() + x[None].square()  # [h, w]
+        return distance.expand(frames, -1, -1).flatten()
+
+
+@register_selector("oracle")
+class OracleSelector(_Ranked):
+    """Keeps the cells under boxes that are given: the ceiling a learned selector aims at.
+
+    Cells that a box touches come first, from the middle of each box outwards; then the others, nearest first.
+
+    Args:
+        boxes (`Sequence[Sequence[Box]]`): for each picture of a call its boxes `(left, top, right, bottom)` as shares
+            of the picture's sides. May be set anew before each call.
+    """
+
+    def __init__(self, boxes: Sequence[Sequence[Box]] = ()) -> None:
+        self.boxes = boxes
+
+    def check(self, queries: Sequence[VisualQuery]) -> None:
+        """Boxes are needed for every picture."""
+        if len(self.boxes) != len(queries):
+            raise InvalidSelectorError(
+                f"`oracle` has boxes for {len(self.boxes)} pictures, the call has {len(queries)}; set `boxes` to one "
+                "list of (left, top, right, bottom) per picture"
+            )
+        for box in (box for boxes in self.boxes for box in boxes):
+            if len(box) != 4 or not (0 <= box[0] <= box[2] <= 1 and 0 <= box[1] <= box[3] <= 1):
+                raise InvalidSelectorError(
+                    f"boxes must be (left, top, right, bottom) within [0, 1], got {tuple(box)}; divide pixels by the "
+                    "picture's sides"
+                )
+
+    def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:
+        """Keep the cells that the boxes touch, then their surroundings."""
+        self.check(queries)
+        return super().select(queries, budget)
+
+    def rank(self, cells: Grid, device: torch.device, place: int) -> Tensor:
+        """Below 1 where a box touches, else 1 and the distance in cells."""
+        frames, rows, columns = cells
+        boxes = torch.tensor([list(box) for box in self.boxes[place]], dtype=torch.float32).view(-1, 4)
+        if not len(boxes):  # nowhere to look in particular
+            return spread_rank(cells, device)
+        scale = torch.tensor([columns, rows] * 2)
+        low, high = (boxes * scale)[:, :2, None], (boxes * scale)[:, 2:, None]  # [n, 2, 1], in cells
+        longest = max(rows, columns)
+        left = torch.arange(longest, dtype=torch.float32).expand(2, -1)  # [2, longest], x and y
+        gap = torch.maximum(low - left - 1, left - high).clamp(min=0)  # [n, 2, longest]
+        inside = (left + 0.5 - (low + high) / 2).abs() / ((high - low) / 2 + 1)
+        gap_x, gap_y = gap[:, 0, None, :columns], gap[:, 1, :rows, None]
+        distance = (gap_x.square() + gap_y.square()).sqrt()  # [n, h, w]
+        central = torch.maximum(inside[:, 0, None, :columns], inside[:, 1, :rows, None])
+        # a cell beside a box has a gap of 0 to it, but does not overlap
+        touches = (low - left < 1) & (high - left > 0)
+        touched = touches[:, 0, None, :columns] & touches[:, 1, :rows, None]
+        rank = torch.where(touched, central.clamp(max=0.999), 1 + distance).amin(dim=0)  # [h, w]
+        return rank.expand(frames, -1, -1).flatten().to(device)

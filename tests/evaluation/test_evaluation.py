@@ -1,0 +1,353 @@
+"""`arr-coc eval` and `arr-coc bench`: the same report whatever happens, honest sums, and mistakes in one line."""
+
+import gzip
+import importlib.util
+import itertools
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from arr_coc import ARRCOCConfig, ARRCOCLayer, VisualQuery, create_selector, list_selectors
+from arr_coc.cli import app
+from arr_coc.data.worlds import make_sample, split_seed
+from arr_coc.drawing.charts import line_chart
+from arr_coc.evaluation.contenders import OURS, known_contenders, open_contenders, parse_budgets
+from arr_coc.evaluation.records import MISSING, RECORDS, Record, Store
+from arr_coc.evaluation.report import write_report
+from arr_coc.evaluation.run import Opened, measure_looking, read_bits, run_contender, share_encodings
+from arr_coc.evaluation.samples import answer_samples
+from arr_coc.evaluation.sections import write_budget
+from arr_coc.evaluation.summary import SUCCESSES, attribute, summarise
+from arr_coc.evaluation.tasks import open_task
+from arr_coc.families.family import open_family
+from arr_coc.inference.load import load_model, load_processor, load_selector
+
+ROOT = Path(__file__).parents[2]
+SELECTORS = "arr-coc,downsample,visionzip,fastv,oracle"
+ARGUMENTS = [
+    *("eval", "--tasks", "scenes", "--tasks", "camouflage", "--selectors", SELECTORS, "--budgets", "0.25,16"),
+    *("--limit", "3", "--size", "256", "--batch", "2"),
+]
+
+
+def call(*arguments):
+    return CliRunner(env={"COLUMNS": "1000"}).invoke(app, list(map(str, arguments)))
+
+
+@pytest.fixture(scope="module", name="finished")
+def make_finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("eval") / "out"
+    result = call(*ARGUMENTS, "--out", out)
+    assert result.exit_code == 0, result.output
+    return out
+
+
+def read_lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_every_question_is_asked_of_every_selector_at_every_budget(finished):
+    rows = read_lines(finished / RECORDS)
+    by = {(row["selector"], row["budget"]) for row in rows}
+    others = SELECTORS.split(",")
+    assert by == {("full", "full"), *((name, budget) for name in others for budget in ("0.25", "16"))}
+    assert len(rows) == 2 * 3 * len(by)
+    for row in rows:
+        assert row["full"] == 64
+        most = {"full": 64, "0.25": 16, "16": 16}[row["budget"]]
+        assert 0 < row["tokens"] <= most
+        assert row["tokens"] == most or row["selector"] == "downsample"
+        assert 0 <= row["score"] <= 1
+        if row["selector"] not in ("downsample",):
+            assert len(read_bits(row["kept"], row["grid"]).flatten()) == 64
+            assert read_bits(row["kept"], row["grid"]).sum() == row["tokens"]
+            assert 0 <= row.get("coverage", 0) <= 1
+        assert "overlap" not in row or row["selector"] == "arr-coc"
+    assert sum("coverage" in row for row in rows) > 10  # not where nothing had to be looked at
+    assert sum("overlap" in row for row in rows) > 2
+
+
+def test_answers_are_those_of_asking_one_by_one(finished):
+    model, processor = load_model("embedded", dtype=torch.float32), load_processor("embedded")
+    samples = [make_sample("scenes", split_seed("test", number), None, (256, 256)) for number in range(3)]
+    rows = [row for row in read_lines(finished / RECORDS) if row["task"] == "scenes" and row["budget"] == "0.25"]
+    for name, selector in (
+        ("arr-coc", load_selector("embedded", model)),
+        ("downsample", create_selector("downsample")),
+    ):
+        expected = answer_samples(model, processor, samples, selector, 0.25, batch_size=1)
+        assert [row["answer"] for row in rows if row["selector"] == name] == expected
+
+
+def test_times_have_every_stage_and_the_cache_is_as_long_as_what_was_read(finished):
+    rows = {(row["selector"], row["budget"]): row for row in read_lines(finished / "times.jsonl")}
+    assert ("oracle", "16") not in rows
+    for row in rows.values():
+        parts = row["encode_ms"] + row["select_ms"] + row["prefill_ms"]
+        assert row["first_token_ms"] == pytest.approx(parts, rel=0.5)
+        assert row["first_token_ms"] > 0
+    full, ours, fast = (rows[key]["kv_bytes"] for key in (("full", "full"), ("arr-coc", "16"), ("fastv", "16")))
+    assert ours < fast < full
+
+
+def test_the_report_needs_nothing_else_and_says_what_it_stands_on(finished):
+    page, text = (finished / "report.html").read_text(), (finished / "report.md").read_text()
+    assert not re.search(r"(src|href)=\"(?!data:)", page)
+    assert page.count("<svg") == 2
+    for words in ("At a glance", "Against arr-coc", "Task scenes", "Looking, camouflage", "Cost", "holds to"):
+        assert words in page or words in text
+        assert words in text
+    assert "Command: `arr-coc" in text
+    summary = json.loads((finished / "summary.json").read_text())
+    assert summary["items"] == {"camouflage": 3, "scenes": 3}
+
+
+@pytest.mark.parametrize("cut", [0.3, 0.8])
+def test_a_run_that_was_killed_goes_on_and_reports_the_same(finished, tmp_path, cut):
+    out = tmp_path / "out"
+    shutil.copytree(finished, out)
+    whole = (out / RECORDS).read_bytes()
+    (out / RECORDS).write_bytes(whole[: int(cut * len(whole))])  # in the middle of a line
+    for name in ("report.html", "report.md", "summary.json"):
+        (out / name).unlink()
+    result = call(*ARGUMENTS, "--out", out)
+    assert result.exit_code == 0, result.output
+    key = lambda row: (row["task"], row["item"], row["selector"], row["budget"])  # noqa: E731
+    assert sorted(read_lines(out / RECORDS), key=key) == sorted(read_lines(finished / RECORDS), key=key)
+    assert (out / "report.md").read_text() == (finished / "report.md").read_text()
+
+
+def test_a_finished_run_asks_nothing_again(finished, monkeypatch, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(finished, out)
+    monkeypatch.setattr("arr_coc.evaluation.run.run_contender", lambda *_: pytest.fail("asked again"))
+    monkeypatch.setattr("arr_coc.commands.evaluate.time_contenders", lambda *_: pytest.fail("timed again"))
+    assert call(*ARGUMENTS, "--out", out).exit_code == 0
+
+
+def test_a_directory_that_was_begun_otherwise_is_refused(finished):
+    result = call(*ARGUMENTS[:-2], "--batch", "3", "--out", finished)
+    assert result.exit_code == 2
+    assert "was begun with batch 2, not 3; go on with the same, or give another --out" in result.stderr
+
+
+def picture(path, colour=(200, 0, 0)):
+    Image.new("RGB", (96, 96), colour).save(path)
+
+
+def write_questions(folder, *names):
+    lines = [{"image": name, "question": "what color is the circle?", "answer": "red"} for name in names]
+    (folder / "q.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return f"jsonl:{folder / 'q.jsonl'}"
+
+
+def test_a_missing_picture_is_counted_and_the_rest_is_measured(tmp_path):
+    picture(tmp_path / "here.png")
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    spec = write_questions(tmp_path, "here.png", "gone.png", "broken.png")
+    out = tmp_path / "out"
+    result = call("eval", "--tasks", spec, "--selectors", "grid", "--budgets", "4", "--no-times", "--out", out)
+    assert result.exit_code == 0, result.output
+    assert "2 pictures could not be read and are left out" in result.stderr
+    assert len(read_lines(out / MISSING)) == 2
+    assert len(read_lines(out / RECORDS)) == 2
+    assert "could not be read and are left out" in (out / "report.md").read_text()
+
+
+def test_nothing_readable_never_becomes_a_report(tmp_path):
+    spec, out = write_questions(tmp_path, "gone.png"), tmp_path / "out"
+    result = call("eval", "--tasks", spec, "--selectors", "grid", "--budgets", "4", "--no-times", "--out", out)
+    assert result.exit_code == 2
+    assert "there is nothing to report" in result.stderr
+    assert not (out / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--selectors", "visionzap"), "no selector is named 'visionzap'; there are arr-coc,"),
+        (("--tasks", "scene"), "scenes"),
+        (("--budgets", "0.25,x"), "`budgets` must be shares such as 0.25 or numbers such as 64, got 'x'"),
+        (("--budgets", "0"), "at least 1 token"),
+        (("--budgets", ","), "`budgets` is empty"),
+        (("--selectors", ","), "`--selectors` is empty"),
+        (("--selectors", "visionzip@saccade"), "visionzip cannot look by saccades"),
+        (("--dtype", "int8"), "`--dtype` must be float32, bfloat16 or float16, got 'int8'"),
+        (("--tasks", "scenes", "--tasks", "scenes"), "a task was named twice"),
+        (("--device", "gpu"), "`device` must be cpu or cuda, got 'gpu'"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, said, tmp_path):
+    result = call("eval", "--limit", "1", *arguments, "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    lines = [line for line in result.stderr.splitlines() if line.strip()]
+    assert len(lines) == 1
+    assert said in lines[0]
+    assert not (tmp_path / "out" / "report.html").exists()
+
+
+def test_all_is_every_registered_selector():
+    assert set(known_contenders()) == {*list_selectors(), "untrained", "arr-coc@saccade"}
+    assert parse_budgets("0.5,64") == ["0.5", "64"]
+    assert write_budget("0.125") == "12.5 %"
+
+
+def test_shared_encodings_give_what_encoding_alone_gives():
+    opened = Opened(load_model("embedded", dtype=torch.float32), load_processor("embedded"))
+    task = open_task("scenes", 2, 256)
+    inputs = opened.ask([item.question for item in task], [item.open() for item in task])
+    contenders = open_contenders(["visionzip", "grid", "downsample"], opened.model)
+    family, calls = open_family(opened.model), []
+    plain = type(family).run_encoder
+
+    def counted(self, *arguments):
+        calls.append(1)
+        return plain(self, *arguments)
+
+    family.run_encoder = counted.__get__(family)
+    alone = {one.name: run_contender(opened, family, inputs, one, "0.25", True) for one in contenders}
+    calls.clear()
+    with share_encodings(family, contenders):
+        shared = {one.name: run_contender(opened, family, inputs, one, "0.25", True) for one in contenders}
+    assert len(calls) == 2  # the picture, and the smaller one of `downsample`
+    for name, one in alone.items():
+        assert one.answers == shared[name].answers
+        assert one.tokens == shared[name].tokens
+    assert "encode" not in vars(family)
+
+
+# what is said of records
+
+
+def record(selector, item, score, budget="0.25", task="t", **facts):
+    facts = {"tokens": 25 if budget != "full" else 100, "full": 100, **facts}
+    return Record(task, str(item), selector, budget, score=score, answer="x", **facts)
+
+
+def test_sums_are_those_made_by_hand():
+    records = [record("full", n, 1.0, "full") for n in range(40)]
+    records += [record(OURS, n, float(n < 39)) for n in range(40)]
+    records += [record("downsample", n, float(n < 10)) for n in range(40)]
+    times = [
+        {"selector": "full", "budget": "full", "first_token_ms": 10.0, "of_full": 1.0, "select_ms": 1.0},
+        {"selector": OURS, "budget": "0.25", "first_token_ms": 5.0, "of_full": 0.5, "select_ms": 2.0},
+        {"selector": "visionzip", "budget": "0.25", "first_token_ms": 5.0, "of_full": 0.5, "select_ms": 1.0},
+    ]
+    summary = summarise(records, times, ["full", OURS, "downsample"], ["0.25"])
+    rows = {row["selector"]: row for row in summary["rows"]}
+    assert rows[OURS]["accuracy"] == 0.975
+    assert rows["downsample"]["minus_arr-coc"][0] == pytest.approx(-0.725)
+    assert rows["downsample"]["minus_arr-coc"][2] < 0
+    assert rows[OURS]["successes"] == list(SUCCESSES)  # one of forty is not certainly below
+    assert rows["downsample"]["successes"] == []
+    assert summary["gives_in"] == {OURS: 0.25, "downsample": None}
+    assert summary["select_percentile"] == {"0.25": 1.0}
+    assert summary["tasks"]["t"]["best"] == {"0.25": OURS}
+
+
+def test_only_questions_that_all_were_asked_count():
+    records = [record("full", n, 1.0, "full") for n in range(4)]
+    records += [record(OURS, n, 1.0) for n in range(4)] + [record("grid", n, 0.0) for n in range(2)]
+    assert summarise(records, [], ["full", OURS, "grid"], ["0.25"])["items"] == {"t": 2}
+
+
+def test_a_wrong_answer_was_not_looked_at_or_misread():
+    assert attribute(record(OURS, 0, 0.0, coverage=0.2, misled="perspectival")) == (
+        "not looked at, misled by perspectival"
+    )
+    assert attribute(record(OURS, 0, 0.0, coverage=0.9)) == "seen but misread"
+    assert attribute(record(OURS, 0, 0.0)) == "no boxes to tell by"
+
+
+def test_the_scorer_that_misled_is_the_one_that_preferred_other_places():
+    layer = ARRCOCLayer(ARRCOCConfig(hidden_size=32))
+    generator = torch.Generator().manual_seed(0)
+    tokens, words = torch.randn(16, 32, generator=generator), torch.randn(3, 32, generator=generator)
+    with torch.no_grad():
+        [selection] = layer.select([VisualQuery(tokens, (1, 4, 4), words, picture=torch.rand(1, 3, 128, 128))], 2)
+    output, item = selection.output, open_task("scenes", 1, 256)[0]
+    with torch.no_grad():
+        for name, score in output.scores.items():
+            score.zero_()
+            if name == "perspectival":
+                score[..., 2:, 2:] = 1.0
+        output.relevance.zero_()
+        output.relevance[..., 2:, 2:] = 0.9
+    box = ((0.0, 0.0, 0.24, 0.24),)
+    found = measure_looking(replace(item, boxes=box), ((1, 4, 4), torch.tensor([10, 15]).numpy()), output)
+    assert found == {"precision": 0.0, "coverage": 0.0, "overlap": 0.0, "pointing": 0.0, "misled": "perspectival"}
+
+
+def test_an_empty_store_is_no_report(tmp_path):
+    with pytest.raises(ValueError, match="there is nothing to report"):
+        write_report(Store(tmp_path, {}), [], ["full"], ["0.25"], {})
+
+
+def test_a_chart_has_every_line_and_names_do_not_lie_on_each_other():
+    lines = {f"method {n}": [(6.0, 0.5), (50.0, 0.9)] for n in range(18)}
+    drawn = line_chart(lines, "tokens, %", "accuracy", "method 3", (0.8, "level"))
+    assert drawn.count("<polyline") == 18
+    heights = sorted(float(y) for y in re.findall(r'<text x="504" y="([\d.]+)"', drawn))
+    assert len(heights) == 18
+    assert min(b - a for a, b in itertools.pairwise(heights)) >= 13.9
+    assert max(heights) < 400
+    with pytest.raises(ValueError, match="at least one point"):
+        line_chart({}, "x", "y")
+
+
+# times alone
+
+
+def test_the_bench_times_a_shape_and_writes_what_it_printed(tmp_path):
+    out = tmp_path / "times.json"
+    arguments = ("--model", "tiny Qwen3-VL", "--selectors", "arr-coc,divprune,downsample", "--size", "256")
+    result = call("bench", *arguments, "--repeats", "2", "--budget", "16", "--out", out)
+    assert result.exit_code == 0, result.output
+    found = json.loads(out.read_text())
+    assert found["tokens"] == 64
+    assert [row["selector"] for row in found["rows"]] == ["full", "arr-coc", "divprune", "downsample"]
+    assert found["rows"][0]["of_full"] == 1.0
+    assert "of full" in result.output
+    for mistake in (("--model", "Qwen3-VL-3B"), ("--budget", "0.25,64"), ("--device", "gpu"), ("--budget", "0")):
+        wrong = call("bench", *mistake)
+        assert wrong.exit_code == 2
+        assert len(wrong.stderr.strip().splitlines()) == 1
+
+
+# what is committed
+
+
+def test_the_committed_results_say_what_the_readme_says_of_them():
+    spec = importlib.util.spec_from_file_location("readme", ROOT / "benchmarks" / "readme.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    summary = json.loads(module.RESULTS.read_text())
+    assert f"{module.BEGIN}{module.make_table(summary)}{module.END}" in (ROOT / "README.md").read_text()
+    rows = {(row["selector"], row["budget"]): row for row in summary["rows"]}
+    for budget in ("0.25", "0.125", "0.06"):
+        others = {name for name, at in rows if at == budget} - {OURS, "oracle"}
+        assert len(others) >= 16
+        for name in others:
+            assert rows[name, budget][f"minus_{OURS}"][0] < 0, name  # ours is first
+        unsure = {name for name in others if rows[name, budget][f"minus_{OURS}"][2] >= 0}
+        assert unsure == ({"mmtok"} if budget == "0.25" else set())  # and certainly so, as the docs say
+        assert summary["select_percentile"][budget] <= 0.67
+    assert min(summary["items"].values()) >= 500
+
+
+def test_committed_summaries_are_those_of_their_records(tmp_path):
+    for folder in (ROOT / "benchmarks" / "results").glob("eval-*"):
+        lines = gzip.decompress((folder / "records.jsonl.gz").read_bytes()).decode().splitlines()
+        records = [Record(**json.loads(line)) for line in lines]
+        committed = json.loads((folder / "summary.json").read_text())
+        selectors = list(dict.fromkeys(row["selector"] for row in committed["rows"]))
+        times = (folder / "times.jsonl").read_text().splitlines() if (folder / "times.jsonl").exists() else []
+        found = summarise(records, [json.loads(line) for line in times], selectors, ["0.5", "0.25", "0.125", "0.06"])
+        assert json.loads(json.dumps(found["rows"])) == committed["rows"]

@@ -1,0 +1,100 @@
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(name="load")
+def make_loader(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+
+    def load(name):
+        spec = importlib.util.spec_from_file_location(f"{name}_benchmark", ROOT / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+def test_the_layer_benchmark_runs_and_writes_its_rows(load, monkeypatch, tmp_path, capsys):
+    benchmark = load("layer")
+    monkeypatch.setitem(benchmark.GRIDS, "cpu", [(2, 3), (4, 4)])
+    monkeypatch.setitem(benchmark.VISION_2B, "depth", 1)
+    monkeypatch.setitem(benchmark.VISION_2B, "deepstack_visual_indexes", [0])
+    benchmark.main(device="cpu", out=tmp_path / "rows.json", repeats=1, encoder=True, graphs=True)
+    assert "of the encoder" in capsys.readouterr().out
+    written = json.loads((tmp_path / "rows.json").read_text())
+    stages = {row["stage"] for row in written["rows"]}
+    assert stages >= {"texture_core", "texture_full", "scoring", "balancing", "allocation", "layer", "encoder"}
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.json"]
+
+
+def test_committed_results_meet_the_bars():
+    rows = json.loads((ROOT / "results" / "layer-h200.json").read_text())["rows"]
+
+    def one(stage, grid):
+        return next(row for row in rows if (row["stage"], row["grid"], row["batch"]) == (stage, list(grid), 1))
+
+    assert one("texture_core", (32, 32))["median_ms"] <= 5
+    assert one("texture_full", (32, 32))["median_ms"] <= 15
+    assert one("texture_full", (32, 32))["peak_mb"] < 160
+    assert one("scoring_to_allocation", (32, 32))["median_ms"] <= 1
+    assert one("layer", (64, 64))["share_of_encoder"] <= 0.10
+    for stage in ("texture_core", "texture_full", "layer"):
+        growth = one(stage, (94, 126))["median_ms"] / one(stage, (16, 16))["median_ms"]
+        assert growth <= 94 * 126 / 256
+
+
+def test_the_attach_benchmark_runs_and_replaces_what_it_measured_before(load, tmp_path):
+    out = tmp_path / "rows.json"
+    for _ in range(2):
+        load("attach").main(device="cpu", out=out, repeats=1, tiny=True, calls=0, model_name="Qwen3", tokens=48)
+    written = json.loads(out.read_text())
+    assert [row["kept"] for row in written["rows"]] == ["plain", "full"]
+    assert written["attention"] == "sdpa"
+
+
+def test_attaching_costs_little_and_the_cache_falls_as_the_tokens():
+    found = json.loads((ROOT / "results" / "attach-h200.json").read_text())
+    assert set(found["memory_growth_bytes"].values()) == {0}
+    rows = found["rows"]
+    models = ["Qwen3-VL-2B", "Qwen3-VL-8B", "Qwen2.5-VL-7B", "Qwen3-VL-8B, layers compiled"]
+    assert {row["model"] for row in rows} == set(models)
+    for row in rows:
+        plain = next(
+            one for one in rows if (one["model"], one["tokens"], one["kept"]) == (row["model"], row["tokens"], "plain")
+        )
+        kept = row["kept"] if isinstance(row["kept"], int) else row["tokens"]
+        words = 42  # around the picture
+        assert row["cache_bytes"] * (row["tokens"] + words) == plain["cache_bytes"] * (kept + words)
+        if row["kept"] == "full" and row["tokens"] >= 4096:
+            assert row["first_token_ratio"] <= 1.03
+
+
+def test_a_gaze_stops_growing_with_the_picture():
+    rows = json.loads((ROOT / "results" / "gaze-h200.json").read_text())["rows"]
+    by = {(row["model"], row["megapixels"], row["method"]): row for row in rows}
+    for model in ("Qwen3-VL-2B", "Qwen3-VL-8B", "Qwen2.5-VL-7B"):
+        assert {(model, size, "saccade") for size in (1, 4, 12, 50, 200)} <= set(by)
+        small, large = (by[model, size, "saccade"] for size in (12, 200))
+        assert small["stages_ms"]["tokens"] == large["stages_ms"]["tokens"] == 529
+        assert large["first_token"]["median_ms"] < 2 * small["first_token"]["median_ms"]
+        assert small["texture"]["median_ms"] <= 5
+        assert large["texture"]["median_ms"] <= 40
+    found = by["Qwen3-VL-8B", 12, "saccade"]
+    assert found["share_of_full"] <= 1 / 15
+    assert found["times_downsample"] <= 1.7
+
+
+def test_the_2b_shape_fits_a_small_gpu_as_the_docs_say():
+    found = json.loads((ROOT / "results" / "space-h200.json").read_text())
+    assert found["weights_gb"] == round(2 * found["parameters"] / 1e9, 2)
+    docs = (ROOT.parent / "docs" / "demo.md").read_text()
+    for pixels in (1, 4, 12):
+        rows = [row for row in found["rows"] if row["megapixels"] == pixels]
+        assert all(row["fits"] and row["reserved_gb"] < found["limit_gb"] for row in rows)
+        assert f"| {pixels} | " + " | ".join(f"{row['reserved_gb']:.1f}" for row in rows) + " |" in docs
