@@ -18,10 +18,11 @@ from arr_coc.evaluation.tasks import open_task
 from arr_coc.families.family import open_family
 from arr_coc.inference.load import load_model, load_processor
 from arr_coc.selectors import linear
-from arr_coc.selectors.contract import _REGISTRY, InvalidSelectorError
+from arr_coc.selectors.contract import InvalidSelectorError
 from arr_coc.selectors.papers import covering
 from arr_coc.selectors.papers.covering import cover
 from arr_coc.selectors.per_picture import PerPictureSelector, strongest
+from arr_coc.selectors.registry import _REGISTRY
 
 PEERS = sorted(name for name, cls in _REGISTRY.items() if issubclass(cls, PerPictureSelector))
 MERGING = ["prumerge", "tome", "visionzip"]

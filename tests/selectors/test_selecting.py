@@ -6,7 +6,7 @@ from drawing import noise, random_tokens
 
 from arr_coc import ARRCOCConfig, TokenSelector, VisualQuery, create_selector, list_selectors, register_selector
 from arr_coc.attending import resolve_budget
-from arr_coc.selectors.contract import _REGISTRY
+from arr_coc.selectors.registry import _REGISTRY
 from arr_coc.selectors.rules import OracleSelector
 
 WIDTH = 64
