@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_prepare import GREEDY, ByScore
+from simple_selector import GREEDY, ByScore, state_of
 from tiny_models import (
     CHAT_END,
     CHAT_START,
@@ -46,11 +46,6 @@ CHAT = ChatTokens(start=CHAT_START, end=CHAT_END, user=(USER,), newline=NEWLINE)
 @pytest.fixture(scope="module", params=FAMILIES, name="opened")
 def open_model(request):
     return request.param, tiny_model(request.param)
-
-
-def state_of(model):
-    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for m in model.modules())
-    return hooks, sorted(model.state_dict()), sorted(model.__dict__)
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from test_peers import PEERS
+from simple_selector import PEERS
 from tiny_models import QWEN, inputs_for, tiny_model
 
 from arr_coc import (

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_prepare import GREEDY, ByScore
+from simple_selector import GREEDY, ByScore
 from tiny_models import IMAGE_PROMPT, QWEN, TWO_IMAGES, inputs_for, tiny_model
 
 from arr_coc import attach, prepare

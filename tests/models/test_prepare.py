@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from simple_selector import GREEDY, TOLERANCE, ByScore
 from tiny_models import (
     CLIP,
     FAMILIES,
@@ -30,29 +31,8 @@ from arr_coc import (
     create_selector,
     prepare,
 )
-from arr_coc.attending import resolve_budget
 from arr_coc.families.family import open_family
 from arr_coc.families.qwen2_vl import Qwen2VL
-
-GREEDY = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "suppress_tokens": list(range(7))}
-TOLERANCE = {"atol": 3e-5, "rtol": 1e-5}
-
-
-class ByScore(TokenSelector):
-    """Keeps the tokens with the largest product with a fixed vector; `counts` gives each picture its own number."""
-
-    def __init__(self, counts=None):
-        self.direction = torch.randn(HIDDEN, generator=torch.Generator().manual_seed(5))
-        self.counts = counts
-
-    def select(self, queries, budget=None):
-        selections = []
-        for place, query in enumerate(queries):
-            total = query.tokens.shape[0]
-            kept = self.counts[place] if self.counts else resolve_budget(budget or 0.25, total)
-            score = query.tokens.float() @ self.direction
-            selections.append(Selection(indices=score.topk(min(kept, total)).indices.sort().values))
-        return selections
 
 
 @pytest.fixture(scope="module", params=FAMILIES, name="opened")

@@ -15,7 +15,7 @@ README = (ROOT / "README.md").read_text()
 
 def test_its_python_runs(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    # the first is the example, which tests/test_answering.py runs on a tiny model
+    # the first is the example, which tests/models/test_answer.py runs on a tiny model
     _, embedded, code = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     exec(compile(embedded, "README.md", "exec"), {})
     [said] = re.findall(r"print\(answer.*?# (.*)", embedded)

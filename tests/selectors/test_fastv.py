@@ -6,8 +6,7 @@ import threading
 import pytest
 import tiny_models
 import torch
-from test_attach import state_of
-from test_prepare import GREEDY, TOLERANCE
+from simple_selector import GREEDY, TOLERANCE, state_of
 from tiny_directory import write_checkpoint
 from tiny_models import (
     CLIP,

@@ -1,7 +1,9 @@
 """A tiny random model and its processor in a directory, as a checkpoint would be; made offline, without torchvision."""
 
+import numpy as np
 import torch
 import transformers
+from PIL import Image
 from tiny_models import MERGE, PATCH, VOCAB, _qwen_config
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -69,3 +71,16 @@ def write_checkpoint(directory, family="qwen3_vl", seed=0):
     model.save_pretrained(directory)
     processor.save_pretrained(directory)
     return processor
+
+
+def photo(width, height, seed=0):
+    smooth = np.random.default_rng(seed).integers(0, 256, (4, 5, 3), dtype=np.uint8)
+    return Image.fromarray(smooth).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def processed(processor, images, text="what color is it?"):
+    content = [{"type": "image", "image": image} for image in images] + [{"type": "text", "text": text}]
+    return processor.apply_chat_template(
+        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=True, return_dict=True,
+        return_tensors="pt",
+    )  # fmt: skip

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from drawing import random_tokens
-from test_prepare import TOLERANCE
+from simple_selector import PEERS, TOLERANCE
 from tiny_models import EOS, IMAGE, QWEN, SMALL, TWO_IMAGES, inputs_for, tiny_model
 
 from arr_coc import Selection, VisualQuery, create_selector, prepare, register_selector
@@ -24,7 +24,6 @@ from arr_coc.selectors.papers.covering import cover
 from arr_coc.selectors.per_picture import PerPictureSelector, strongest
 from arr_coc.selectors.registry import _REGISTRY
 
-PEERS = sorted(name for name, cls in _REGISTRY.items() if issubclass(cls, PerPictureSelector))
 MERGING = ["prumerge", "tome", "visionzip"]
 
 

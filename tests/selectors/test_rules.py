@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from test_prepare import TOLERANCE, ByScore
-from tiny_directory import write_checkpoint
+from simple_selector import TOLERANCE, ByScore
+from tiny_directory import photo, processed, write_checkpoint
 from tiny_models import CLIP, FAMILIES, HIDDEN, IMAGE, MIXED, QWEN, SMALL, TEXT, TWO_IMAGES, inputs_for, tiny_model
 from transformers import AutoModelForImageTextToText
 
@@ -80,19 +80,6 @@ def test_nearest_cells_keep_the_corners_and_the_order():
     assert nearest_cells((1, 6, 8), (1, 6, 8)).tolist() == list(range(48))
     cells = nearest_cells((2, 2, 2), (2, 6, 6))
     assert cells.tolist() == [7, 10, 25, 28, 43, 46, 61, 64]
-
-
-def photo(width, height, seed=0):
-    smooth = np.random.default_rng(seed).integers(0, 256, (4, 5, 3), dtype=np.uint8)
-    return Image.fromarray(smooth).resize((width, height), Image.Resampling.BICUBIC)
-
-
-def processed(processor, images, text="what color is it?"):
-    content = [{"type": "image", "image": image} for image in images] + [{"type": "text", "text": text}]
-    return processor.apply_chat_template(
-        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=True, return_dict=True,
-        return_tensors="pt",
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("family", QWEN)

@@ -16,8 +16,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from test_baselines import photo, processed
-from tiny_directory import write_checkpoint
+from tiny_directory import photo, processed, write_checkpoint
 from tiny_models import QWEN
 
 from arr_coc import (
