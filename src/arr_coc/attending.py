@@ -87,14 +87,20 @@ def spread_rank(grid: Grid, device: torch.device) -> Tensor:
 
 
 class Plan(NamedTuple):
-    """An allocation before its lengths are known on the host.
+    """Which tokens stay, right-padded over the batch.
+
+    [`TokenAllocator.plan`] makes it without leaving the device, as long as the budget allows. [`finish_plan`] cuts it
+    to the lengths that the host has learned, and adds them with the reasons.
 
     Args:
-        indices (`Tensor` of shape `[B, M]`): kept cells in ascending order, M the most that the budget allows.
+        indices (`Tensor` of shape `[B, M]`): kept cells in ascending order; 0 where padded.
         mask (`Tensor` of shape `[B, M]`): False where padded.
-        budgets (`Tensor` of shape `[B, M]`): relevance of the kept cells; 0 where padded.
+        budgets (`Tensor` of shape `[B, M]`): relevance of each kept cell, carries the gradient; 0 where padded.
         expected (`Tensor` of shape `[B]`): tokens that `"auto"` would give, differentiable.
         report (`Tensor` of shape `[B, 5]`): count, fallback, structure, match, spread, for the one transfer.
+        num_kept (`Tensor` of shape `[B]`, *optional*): how many cells stay, on the host.
+        strategy (`tuple[str, ...]`): `"relevance"`, `"grid"` or `"all"` for each picture.
+        reason (`tuple[str, ...]`): why, in words.
     """
 
     indices: Tensor
@@ -102,6 +108,9 @@ class Plan(NamedTuple):
     budgets: Tensor
     expected: Tensor
     report: Tensor
+    num_kept: Tensor | None = None
+    strategy: tuple[str, ...] = ()
+    reason: tuple[str, ...] = ()
 
 
 def carry_along(relevance: Tensor, text: Tensor) -> Tensor:
@@ -126,26 +135,6 @@ def carry_along(relevance: Tensor, text: Tensor) -> Tensor:
     for _ in range(CARRIED_CELLS):
         worth = torch.maximum(worth, carried * F.max_pool2d(worth, (1, 3), stride=1, padding=(0, 1)))
     return worth.view_as(relevance)
-
-
-class Allocation(NamedTuple):
-    """Which tokens stay, right-padded over the batch.
-
-    Args:
-        indices (`Tensor` of shape `[B, Kmax]`): kept cells in ascending order; 0 where padded.
-        mask (`Tensor` of shape `[B, Kmax]`): False where padded.
-        budgets (`Tensor` of shape `[B, Kmax]`): relevance of each kept cell, carries the gradient; 0 where padded.
-        num_kept (`Tensor` of shape `[B]`): lengths, on the host.
-        strategy (`tuple[str, ...]`): `"relevance"`, `"grid"` or `"all"` for each picture.
-        reason (`tuple[str, ...]`): why, in words.
-    """
-
-    indices: Tensor
-    mask: Tensor
-    budgets: Tensor
-    num_kept: Tensor
-    strategy: tuple[str, ...]
-    reason: tuple[str, ...]
 
 
 class TokenAllocator(nn.Module):
@@ -273,24 +262,30 @@ class TokenAllocator(nn.Module):
         budget: Budget,
         structure: Tensor | None = None,
         match: Tensor | None = None,
-    ) -> Allocation:
+    ) -> Plan:
         """[`~TokenAllocator.plan`] and [`finish_plan`] with one transfer between them."""
         plan = self.plan(relevance, features, tensions, budget, structure, match)
         return finish_plan(plan, plan.report.tolist(), relevance[0].numel())
 
 
-def finish_plan(plan: Plan, report: Sequence[Sequence[float]], total: int) -> Allocation:
-    """Cut a plan to the lengths that its report brought to the host, and say why."""
+def finish_plan(plan: Plan, report: Sequence[Sequence[float]], total: int) -> Plan:
+    """Cut a plan to the lengths in its report, which is now on the host, and say why these tokens were kept.
+
+    Args:
+        plan (`Plan`): as [`TokenAllocator.plan`] made it.
+        report (`Sequence[Sequence[float]]`): the rows of its `report`.
+        total (`int`): cells of each picture.
+    """
     counts = [int(row[0]) for row in report]
     most = max(counts)
     explained = [_explain(row, total) for row in report]
-    return Allocation(
-        plan.indices[:, :most],
-        plan.mask[:, :most],
-        plan.budgets[:, :most],
-        torch.tensor(counts),
-        tuple(name for name, _ in explained),
-        tuple(why for _, why in explained),
+    return plan._replace(
+        indices=plan.indices[:, :most],
+        mask=plan.mask[:, :most],
+        budgets=plan.budgets[:, :most],
+        num_kept=torch.tensor(counts),
+        strategy=tuple(name for name, _ in explained),
+        reason=tuple(why for _, why in explained),
     )
 
 

@@ -32,6 +32,8 @@ from arr_coc._version import __version__
 ChannelSet = Literal["core", "full"]
 Budget = int | float | Literal["auto"]
 Grid = tuple[int, int, int]
+# A layer of the vision encoder: its number, negative ones from the end, or as a float its share of the depth.
+EncoderLayer = int | float
 # The model that comes with the package: its name, and where it lies.
 EMBEDDED = "embedded"
 EMBEDDED_MODEL = str(Path(__file__).parent / "assets" / "embedded")

@@ -1,4 +1,4 @@
-"""The four steps in one: texture -> knowing -> balancing -> attending."""
+"""Realizing: texture -> knowing -> balancing -> attending in one layer that turns a question into kept tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from arr_coc.attending import Plan, TokenAllocator, finish_plan, resolve_budget
-from arr_coc.balancing import SCORES, AdaptiveTensionBalancer, Judgement
+from arr_coc.balancing import SCORES, AdaptiveTensionBalancer, Balance, Judgement
 from arr_coc.config import ARRCOCConfig, Budget, Grid, cell_count, check_grid
 from arr_coc.gaze.compression import make_compressor
 from arr_coc.knowing import InformationScorer, ParticipatoryScorer, PerspectivalScorer
@@ -20,7 +20,7 @@ from arr_coc.runtime.hub import PretrainedModule
 from arr_coc.runtime.validation import check_inputs, check_width, extremes, read_report, record_detector
 from arr_coc.selectors.contract import Selection, TokenSelector, VisualQuery
 from arr_coc.selectors.grouping import group_queries, pad_words
-from arr_coc.selectors.output import ARRCOCOutput, Decision
+from arr_coc.selectors.output import ARRCOCOutput
 from arr_coc.selectors.registry import register_selector
 from arr_coc.texture import (
     CHANNELS,
@@ -35,6 +35,10 @@ from arr_coc.texture import (
 )
 
 __all__ = ["ARRCOCLayer", "ARRCOCOutput"]
+
+# All of the work before its lengths are known on the host: scores [B, 3, t, h, w], what the balancer decided, which
+# tokens stay, texture [B, t, C, h, w], pull of the words [B, Q, t, h, w], least and largest values of the inputs.
+_Decided = tuple[Tensor, Balance, Plan, Tensor, Tensor, Tensor]
 
 # What structure is judged by: colour and how busy it is.
 _STRUCTURE = {
@@ -161,32 +165,33 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         seen = frames.colour if isinstance(frames, Mipmaps) else frames
         small = seen is None or seen.numel() <= 3 * MOST_REPLAYED_PIXELS
         if small and not plain and may_replay(tokens):
-            decision = self._replay(tokens, words, word_mask, frames, settings)
+            decided = self._replay(tokens, words, word_mask, frames, settings)
         else:
-            decision = self._decide(tokens, words, word_mask, frames, *settings)
-        report = read_report(decision.report, tokens.shape[0], frames is not None)
-        plan = Plan(decision.indices, decision.mask, decision.budgets, decision.expected, decision.report)
-        allocation = finish_plan(plan, report, cell_count(cells))
+            decided = self._decide(tokens, words, word_mask, frames, *settings)
+        scores, balance, plan, texture, pull, ends = decided
+        batch = tokens.shape[0]
+        report = read_report(torch.cat([ends, plan.report.flatten()]), batch, frames is not None)
+        plan = finish_plan(plan, report, cell_count(cells))
 
         kept = None
         if cells == grid and gather:
-            kept = tokens.gather(1, allocation.indices[:, :, None].expand(-1, -1, tokens.shape[-1]))
-            kept = kept * (_gate(allocation.budgets) * allocation.mask)[:, :, None].to(kept.dtype)
+            kept = tokens.gather(1, plan.indices[:, :, None].expand(-1, -1, tokens.shape[-1]))
+            kept = kept * (straight_through(plan.budgets) * plan.mask)[:, :, None].to(kept.dtype)
         return ARRCOCOutput(
             tokens=kept,
-            indices=allocation.indices,
-            mask=allocation.mask,
-            budgets=allocation.budgets,
-            num_kept=allocation.num_kept,
-            expected_tokens=decision.expected,
-            relevance=decision.relevance,
-            scores=dict(zip(SCORES, decision.scores.unbind(dim=1), strict=True)),
-            weights=decision.weights,
-            tensions=decision.tensions,
-            strategy=allocation.strategy,
-            reason=allocation.reason,
-            texture=decision.texture if details else None,
-            word_pull=decision.pull[:, : words.shape[1]] if details else None,
+            indices=plan.indices,
+            mask=plan.mask,
+            budgets=plan.budgets,
+            num_kept=torch.tensor([int(row[0]) for row in report]),
+            expected_tokens=plan.expected,
+            relevance=balance.relevance,
+            scores=dict(zip(SCORES, scores.unbind(dim=1), strict=True)),
+            weights=balance.weights,
+            tensions=balance.tensions,
+            strategy=plan.strategy,
+            reason=plan.reason,
+            texture=texture if details else None,
+            word_pull=pull[:, : words.shape[1]] if details else None,
         )
 
     def _replay(
@@ -196,20 +201,20 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         word_mask: Tensor | None,
         frames: Tensor | Mipmaps | None,
         settings: tuple[Any, ...],
-    ) -> Decision:
+    ) -> _Decided:
         """[`_decide`] as a CUDA graph, from the third call of one shape on."""
         weights = tuple(parameter.data_ptr() for parameter in self.parameters())
         inputs = (tokens, *pad_words(words, word_mask))
         if not isinstance(frames, Mipmaps):
-            replayed: Decision = self._graphs(self._decide, (*inputs, frames), (*settings, weights))
+            replayed: _Decided = self._graphs(self._decide, (*inputs, frames), (*settings, weights))
             return replayed
         count = len(frames.tensors)
 
-        def decide(tokens: Tensor, words: Tensor, mask: Tensor, *rest: Any) -> Decision:
+        def decide(tokens: Tensor, words: Tensor, mask: Tensor, *rest: Any) -> _Decided:
             return self._decide(tokens, words, mask, frames.with_tensors(rest[:count]), *rest[count + 2 :])
 
         measured = (frames.level, frames.size)
-        of_measures: Decision = self._graphs(decide, (*inputs, *frames.tensors), (*measured, *settings, weights))
+        of_measures: _Decided = self._graphs(decide, (*inputs, *frames.tensors), (*measured, *settings, weights))
         return of_measures
 
     def _decide(
@@ -223,7 +228,7 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         budget: Budget,
         previous: PreviousFrame | None,
         weights: object = None,
-    ) -> Decision:
+    ) -> _Decided:
         """All of the work, without once waiting for the device; `weights` only tells recordings apart."""
         batch = tokens.shape[0]
         texture = self.read_texture(tokens, grid, cells, frames, previous)
@@ -244,19 +249,8 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         plan = self.allocator.plan(
             balance.relevance, features, balance.tensions, budget, structure, participation.match, visited, text
         )
-        return Decision(
-            scores=torch.stack([information, perspectival, participation.score], dim=1),
-            relevance=balance.relevance,
-            weights=balance.weights,
-            tensions=balance.tensions,
-            indices=plan.indices,
-            mask=plan.mask,
-            budgets=plan.budgets,
-            expected=plan.expected,
-            report=torch.cat([ends, plan.report.flatten()]),
-            texture=by_frame,
-            pull=participation.pull,
-        )
+        scores = torch.stack([information, perspectival, participation.score], dim=1)
+        return scores, balance, plan, by_frame, participation.pull, ends
 
     def judge(
         self, texture: Tensor, tokens: Tensor, words: Tensor, grid: Grid, word_mask: Tensor | None = None
@@ -296,15 +290,20 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         check_width(self.config, queries)
 
     def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:
-        """Choose tokens of pictures of any sizes; those of one size go through the layer together."""
-        selections: dict[int, Selection] = {}
+        """Choose tokens of pictures of any sizes."""
+        selections = []
+        for output in self.outputs(queries, budget):
+            gate = straight_through(output.budgets[0]) if output.budgets.requires_grad else None
+            selections.append(Selection(indices=output.indices[0], gate=gate, output=output))
+        return selections
+
+    def outputs(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[ARRCOCOutput]:
+        """What the layer makes of each query; those of one size go through it together."""
+        found: dict[int, ARRCOCOutput] = {}
         for places, inputs in group_queries(queries):
             output = self(**inputs, budget=budget, gather=False)
-            for row, place in enumerate(places):
-                one = output.picture(row)
-                gate = _gate(one.budgets[0]) if one.budgets.requires_grad else None
-                selections[place] = Selection(indices=one.indices[0], gate=gate, output=one)
-        return [selections[place] for place in range(len(queries))]
+            found |= {place: output.picture(row) for row, place in enumerate(places)}
+        return [found[place] for place in range(len(queries))]
 
     def remember(self, output: ARRCOCOutput, picture: Tensor, previous: PreviousFrame | None = None) -> PreviousFrame:
         """What the next frame of a stream should know of this one.
@@ -333,6 +332,6 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         return PreviousFrame(frame, output.relevance[:, -1].detach(), age.masked_fill(kept, 0.0), looked)
 
 
-def _gate(budgets: Tensor) -> Tensor:
+def straight_through(relevance: Tensor) -> Tensor:
     """Straight-through gate: its value is exactly 1, its gradient is that of the relevance."""
-    return budgets - budgets.detach() + 1
+    return relevance - relevance.detach() + 1

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from arr_coc.selectors.contract import Layer
+from arr_coc.config import EncoderLayer
 
 # Elements of one chunk of attention: 256 MB in float32.
 MOST_ELEMENTS = 2**26
@@ -63,7 +63,7 @@ def attention_received(queries: Tensor, keys: Tensor, lengths: Sequence[int], sc
     return torch.cat(received)
 
 
-def find_layer(layer: Layer, depth: int, attending: Sequence[int]) -> int:
+def find_layer(layer: EncoderLayer, depth: int, attending: Sequence[int]) -> int:
     """The layer of an encoder that is meant: a number, or the nearest of those `attending` to the whole picture.
 
     Example:
@@ -89,7 +89,7 @@ class EncoderReader:
 
     Args:
         read (`Callable`): what a layer saw.
-        layers (`Sequence[Layer]`): those that were kept.
+        layers (`Sequence[EncoderLayer]`): those that were kept.
         depth (`int`): layers of the encoder.
         attending (`Sequence[int]`, *optional*): layers that attend to the whole picture; all by default.
     """
@@ -97,7 +97,7 @@ class EncoderReader:
     def __init__(
         self,
         read: Callable[[int], LayerInput],
-        layers: Sequence[Layer],
+        layers: Sequence[EncoderLayer],
         depth: int,
         attending: Sequence[int] | None = None,
     ) -> None:
@@ -109,7 +109,7 @@ class EncoderReader:
         self._inputs: dict[int, LayerInput] = {}
         self._attention: dict[int, Tensor] = {}
 
-    def attention(self, layer: Layer) -> Tensor:
+    def attention(self, layer: EncoderLayer) -> Tensor:
         """Attention `[N]` that the cells of all pictures receive."""
         number = self._known(layer)
         if number not in self._attention:
@@ -118,7 +118,7 @@ class EncoderReader:
             self._attention[number] = found.by_cell(received[:, None])[:, 0]
         return self._attention[number]
 
-    def keys(self, layer: Layer) -> Tensor:
+    def keys(self, layer: EncoderLayer) -> Tensor:
         """Keys `[N, F]` of the cells of all pictures, before their positions turned them."""
         found = self._layer(self._known(layer))
         return found.by_cell(found.content)
@@ -128,10 +128,10 @@ class EncoderReader:
             self._inputs[number] = self._read(number)
         return self._inputs[number]
 
-    def _find(self, layer: Layer) -> int:
+    def _find(self, layer: EncoderLayer) -> int:
         return find_layer(layer, self.depth, self.attending)
 
-    def _known(self, layer: Layer) -> int:
+    def _known(self, layer: EncoderLayer) -> int:
         number = self._find(layer)
         if number not in self.layers:
             raise ValueError(f"layer {layer} of the encoder was not kept; name it in the selector's `encoder_layers`")

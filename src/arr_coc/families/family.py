@@ -14,9 +14,8 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from arr_coc.config import Grid
+from arr_coc.config import EncoderLayer, Grid
 from arr_coc.families.encoder_attention import EncoderReader, LayerInput, find_layer, keep_inputs
-from arr_coc.selectors.contract import Layer
 
 Inputs = Mapping[str, Any]
 
@@ -86,7 +85,7 @@ class Family:
         """Token grid `(t, h, w)` of each picture of a kind, before anything is encoded."""
         raise TypeError(f"{type(self).__name__} does not say what grids its pictures have")
 
-    def encode(self, inputs: Inputs, kind: str, layers: Sequence[Layer] = ()) -> Encoded:
+    def encode(self, inputs: Inputs, kind: str, layers: Sequence[EncoderLayer] = ()) -> Encoded:
         """Encode all pictures of a kind once, and keep what the named encoder layers saw."""
         modules = self.encoder_attention() if layers else []
         attending = self.attending_layers(len(modules))

@@ -47,8 +47,9 @@ class GraphCache:
         limit (`int`, *optional*, defaults to 16): how many recordings are kept.
         limit_bytes (`int`, *optional*, defaults to 512 MiB): how much their copies of the inputs may take together.
 
-    The function takes tensors (or `None`) and settings, and returns a tuple of tensors (or `None`), named or not. It
-    must not wait for the device, and its results may depend on nothing else that changes in place but the module's
+    The function takes tensors (or `None`) and settings, and returns a tuple, named or not, of tensors, `None` and such
+    tuples. It must not wait for the device, and its results may depend on nothing else that changes in place but the
+    module's
     weights.
     """
 
@@ -100,9 +101,9 @@ class GraphCache:
         self._recordings.move_to_end(key)
         _copy(tensors, recording.inputs)
         recording.graph.replay()
-        copies = [None if value is None else value.clone() for value in recording.outputs]
+        copies = _copy_out(recording.outputs)
         self._done[device] = stream.record_event()
-        return getattr(type(recording.outputs), "_make", tuple)(copies)
+        return copies
 
     def _forget(self) -> None:
         """Drop the recordings used longest ago until both limits hold; the newest always stays."""
@@ -138,3 +139,10 @@ def _copy(values: Sequence[Tensor | None], targets: Sequence[Tensor | None]) -> 
     for value, target in zip(values, targets, strict=True):
         if value is not None and target is not None:
             target.copy_(value)
+
+
+def _copy_out(result: Any) -> Any:
+    """A copy of what a graph wrote, which the next replay will overwrite."""
+    if isinstance(result, tuple):
+        return getattr(type(result), "_make", tuple)([_copy_out(part) for part in result])
+    return result.clone() if isinstance(result, Tensor) else result

@@ -14,13 +14,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from arr_coc.config import Budget, Grid, cell_count, check_grid
+from arr_coc.config import Budget, EncoderLayer, Grid, cell_count, check_grid
 from arr_coc.pixels.mipmaps import Mipmaps
 from arr_coc.selectors.output import ARRCOCOutput
 
-# An encoder layer: its number, negative ones from the end, or as a float the share of the encoder's depth.
-Layer = int | float
-LayerReader = Callable[[Layer], Tensor]
+LayerReader = Callable[[EncoderLayer], Tensor]
 _SAME_AS_GRID: Grid = (0, 0, 0)
 
 
@@ -44,6 +42,8 @@ class VisualQuery:
             its keys, when asked.
         deepstack (`tuple[Tensor, ...]`, *optional*): rows `[N, D]` of the tokens at each DeepStack level, for methods
             that merge tokens.
+        details (`bool`, *optional*, defaults to `False`): ask a layer to keep its texture and the pull of each word in
+            its output.
 
     Example:
 
@@ -64,6 +64,7 @@ class VisualQuery:
     attention_reader: LayerReader | None = field(default=None, repr=False)
     key_reader: LayerReader | None = field(default=None, repr=False)
     deepstack: tuple[Tensor, ...] = field(default=(), repr=False)
+    details: bool = False
 
     def __post_init__(self) -> None:
         grid = check_grid(self.grid)
@@ -88,16 +89,16 @@ class VisualQuery:
         ):
             raise ValueError(f"`picture` must have shape [{grid[0]}, 3, H, W], got {tuple(self.picture.shape)}")
 
-    def received_attention(self, layer: Layer) -> Tensor:
+    def received_attention(self, layer: EncoderLayer) -> Tensor:
         """Mean attention `[N]` that the cells receive at a layer of the encoder."""
         return self._read(self.attention_reader, "attention", layer)
 
-    def keys(self, layer: Layer) -> Tensor:
+    def keys(self, layer: EncoderLayer) -> Tensor:
         """Keys `[N, F]` of the cells at a layer of the encoder."""
         return self._read(self.key_reader, "keys", layer)
 
     @staticmethod
-    def _read(reader: LayerReader | None, what: str, layer: Layer) -> Tensor:
+    def _read(reader: LayerReader | None, what: str, layer: EncoderLayer) -> Tensor:
         if reader is None:
             raise ValueError(f"this query carries no encoder to read {what} from; use a selector that needs none")
         return reader(layer)
@@ -137,7 +138,7 @@ class TokenSelector(ABC):
     """
 
     needs_picture: ClassVar[bool] = True
-    encoder_layers: tuple[Layer, ...] = ()
+    encoder_layers: tuple[EncoderLayer, ...] = ()
 
     def check(self, queries: Sequence[VisualQuery]) -> None:  # noqa: B027  (most have nothing to refuse)
         """Raise [`InvalidSelectorError`] if the selector was made for something else than these queries."""

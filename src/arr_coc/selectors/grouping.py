@@ -35,7 +35,7 @@ def group_queries(queries: Sequence[VisualQuery]) -> Iterator[tuple[list[int], d
         picture = query.picture
         # one that was measured goes alone: it is large
         like = (tuple(picture.shape), picture.dtype) if isinstance(picture, Tensor) else id(picture)
-        groups[query.grid, query.cells, like].append(place)
+        groups[query.grid, query.cells, like, query.details].append(place)
     for places in groups.values():
         group = [queries[place] for place in places]
         pictures = [query.picture for query in group if isinstance(query.picture, Tensor)]
@@ -53,6 +53,7 @@ def group_queries(queries: Sequence[VisualQuery]) -> Iterator[tuple[list[int], d
                 "picture": _stack(pictures) if pictures else group[0].picture,
                 "grid": group[0].grid,
                 "cells": group[0].cells,
+                "details": group[0].details,
             },
         )
 

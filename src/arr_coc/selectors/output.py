@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -103,19 +102,3 @@ def spread_windows(values: Tensor, grid: tuple[int, int]) -> Tensor:
     """
     side = max(-(-cells // windows) for cells, windows in zip(grid, values.shape[-2:], strict=True))
     return values.repeat_interleave(side, dim=-2).repeat_interleave(side, dim=-1)[..., : grid[0], : grid[1]]
-
-
-class Decision(NamedTuple):
-    """Everything the layer works out on the device; shapes as in [`ARRCOCOutput`], lengths not yet known."""
-
-    scores: Tensor  # [B, 3, t, h, w]
-    relevance: Tensor
-    weights: Tensor
-    tensions: Tensor
-    indices: Tensor
-    mask: Tensor
-    budgets: Tensor
-    expected: Tensor
-    report: Tensor
-    texture: Tensor
-    pull: Tensor

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from arr_coc.config import Budget
 from arr_coc.gaze.compression import ConvCompressor
-from arr_coc.realizing import ARRCOCLayer
+from arr_coc.realizing import ARRCOCLayer, straight_through
 from arr_coc.selectors.contract import Selection, TokenSelector, VisualQuery
-from arr_coc.selectors.grouping import group_queries
 
 ESTIMATORS = ("gate", "gumbel", "reinforce", "soft", "none")
 
@@ -68,23 +67,19 @@ class EstimatingSelector(TokenSelector):
         self.totals = torch.tensor([len(query.tokens) for query in queries])
         self.seen = torch.stack([torch.cat([q.tokens.float().mean(0), q.words.float().mean(0)]) for q in queries])
         drawn = self.estimator in ("gumbel", "reinforce")
-        selections: dict[int, Selection] = {}
-        chances: dict[int, Tensor] = {}
-        expected: dict[int, Tensor] = {}
-        for places, inputs in group_queries(queries):
-            output = self.layer(**inputs, budget=budget)
-            for row, place in enumerate(places):
-                one = output.picture(row)
-                expected[place] = one.expected_tokens[0]
-                if drawn:
-                    selections[place], chances[place] = self._draw(one.relevance.flatten(), int(one.num_kept[0]))
-                    continue
-                kept = one.budgets[0]
-                gate = kept - kept.detach() + 1 if self.estimator == "gate" else None
-                selections[place] = Selection(indices=one.indices[0], gate=gate, output=one)
-        self.log_chance = [chances[place] for place in sorted(chances)]
-        self.expected = [expected[place] for place in range(len(queries))]
-        return [selections[place] for place in range(len(queries))]
+        selections, chances = [], []
+        outputs = self.layer.outputs(queries, budget)
+        for output in outputs:
+            if drawn:
+                selection, chance = self._draw(output.relevance.flatten(), int(output.num_kept[0]))
+                selections.append(selection)
+                chances.append(chance)
+                continue
+            gate = straight_through(output.budgets[0]) if self.estimator == "gate" else None
+            selections.append(Selection(indices=output.indices[0], gate=gate, output=output))
+        self.log_chance = chances
+        self.expected = [output.expected_tokens[0] for output in outputs]
+        return selections
 
     def _draw(self, relevance: Tensor, count: int) -> tuple[Selection, Tensor]:
         """Cells drawn without putting back, and the logarithm of the chance of that draw."""
@@ -98,7 +93,7 @@ class EstimatingSelector(TokenSelector):
         left = noisy.scatter(0, chosen, -torch.inf).max() if count < len(logits) else noisy.min() - 1
         noise = (noisy - logits.detach())[indices]
         inclusion = torch.sigmoid(logits[indices] + noise - left)
-        return Selection(indices=indices, gate=inclusion - inclusion.detach() + 1), log_chance
+        return Selection(indices=indices, gate=straight_through(inclusion)), log_chance
 
 
 def gumbel_top_k(logits: Tensor, count: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from arr_coc.config import Grid
-from arr_coc.selectors.contract import Layer, Selection, VisualQuery
+from arr_coc.config import EncoderLayer, Grid
+from arr_coc.selectors.contract import Selection, VisualQuery
 from arr_coc.selectors.per_picture import PerPictureSelector, strongest
 from arr_coc.selectors.registry import register_selector
 
@@ -49,7 +49,7 @@ class HiPruneSelector(PerPictureSelector):
         middle, last (`int` or `float`, *optional*, defaults to 0.5 and -1): the two layers of the encoder.
     """
 
-    def __init__(self, alpha: float = 0.1, middle: Layer = 0.5, last: Layer = -1) -> None:
+    def __init__(self, alpha: float = 0.1, middle: EncoderLayer = 0.5, last: EncoderLayer = -1) -> None:
         if not 0 <= alpha <= 1:
             raise ValueError(f"`alpha` must be in [0, 1], got {alpha}")
         self.alpha, self.middle, self.last = alpha, middle, last

@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from arr_coc.config import EncoderLayer
 from arr_coc.runtime.tensors import unit_rows
-from arr_coc.selectors.contract import Layer, Selection, VisualQuery
+from arr_coc.selectors.contract import Selection, VisualQuery
 from arr_coc.selectors.papers.merging import merge
 from arr_coc.selectors.per_picture import PerPictureSelector, strongest
 from arr_coc.selectors.registry import register_selector
@@ -37,7 +38,7 @@ class PruMergeSelector(PerPictureSelector):
         layer (`int` or `float`, *optional*, defaults to -1): of the encoder.
     """
 
-    def __init__(self, neighbours: int = 32, layer: Layer = -1) -> None:
+    def __init__(self, neighbours: int = 32, layer: EncoderLayer = -1) -> None:
         if neighbours < 0:
             raise ValueError(f"`neighbours` must not be negative, got {neighbours}")
         self.neighbours, self.layer = neighbours, layer

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from arr_coc.selectors.contract import Layer, Selection, VisualQuery
+from arr_coc.config import EncoderLayer
+from arr_coc.selectors.contract import Selection, VisualQuery
 from arr_coc.selectors.papers.covering import cover
 from arr_coc.selectors.per_picture import PerPictureSelector, unit_tokens
 from arr_coc.selectors.registry import register_selector
@@ -25,7 +26,7 @@ class SCOPESelector(PerPictureSelector):
         layer (`int` or `float`, *optional*, defaults to -1): of the encoder.
     """
 
-    def __init__(self, alpha: float = 1.0, layer: Layer = -1) -> None:
+    def __init__(self, alpha: float = 1.0, layer: EncoderLayer = -1) -> None:
         self.alpha, self.layer = alpha, layer
         self.encoder_layers = (layer,)
 

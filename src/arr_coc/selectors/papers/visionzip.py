@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from arr_coc.config import EncoderLayer
 from arr_coc.runtime.tensors import unit_rows
-from arr_coc.selectors.contract import Layer, Selection, VisualQuery
+from arr_coc.selectors.contract import Selection, VisualQuery
 from arr_coc.selectors.papers.merging import mean_groups, merge
 from arr_coc.selectors.per_picture import PerPictureSelector, strongest
 from arr_coc.selectors.registry import register_selector
@@ -29,7 +30,7 @@ class VisionZipSelector(PerPictureSelector):
         layer (`int` or `float`, *optional*, defaults to -1): of the encoder.
     """
 
-    def __init__(self, contextual: float = 0.1, layer: Layer = -1) -> None:
+    def __init__(self, contextual: float = 0.1, layer: EncoderLayer = -1) -> None:
         if not 0 <= contextual < 1:
             raise ValueError(f"`contextual` must be in [0, 1), got {contextual}")
         self.contextual, self.layer = contextual, layer
