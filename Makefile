@@ -6,11 +6,15 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 # lmms-eval names fifty packages, a torchvision for CUDA among them; it runs with these
 LMMS   := .venv-lmms
 LMMS_NEEDS := accelerate datasets evaluate jsonlines loguru pytablewriter python-dotenv pytz sacrebleu scikit-learn tenacity
+LOWEST := .venv-lowest
+# what needs a GPU, a browser or an environment of its own has a target of its own
+HERE   := not gpu and not lmms and not browser
 
 IMAGE    ?= src/arr_coc/assets/examples/shapes.png
 QUESTION ?= what does the purple text say?
 
-.PHONY: help ask demo look screenshots test test-browser test-gpu test-lmms test-model lint format bench clean
+.PHONY: help ask demo look screenshots test test-fast test-lowest test-browser test-gpu test-lmms test-model golden lint \
+	format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -24,8 +28,17 @@ demo: $(VENV)/demo.stamp  ## a page in the browser that shows where and why it l
 look: $(VENV)/core.stamp  ## draw where a question makes the system look, and why (IMAGE=, QUESTION=)
 	$(BIN)/arr-coc look "$(IMAGE)" "$(QUESTION)" --out sheet.png
 
-test: lint  ## ruff, mypy --strict, pytest
-	$(BIN)/python -m pytest -q -n 2 -m "not gpu and not lmms and not browser"
+test: lint  ## ruff, mypy --strict, import contracts, every test (under 9 minutes on two cores)
+	$(BIN)/python -m pytest -q -n 2 -m "$(HERE)"
+
+test-fast: $(VENV)/dev.stamp  ## the tests to run while editing (under 90 seconds)
+	$(BIN)/python -m pytest -q -n 2 -m "$(HERE) and not slow"
+
+test-lowest: $(LOWEST)/stamp  ## the invariants at the lowest versions that pyproject.toml promises
+	$(LOWEST)/bin/python -m pytest -q -n 2 -m "$(HERE) and not slow" tests/idea tests/selectors tests/models tests/apps
+
+golden: $(VENV)/dev.stamp  ## make the golden record again and compare (ARGS=--write: write it)
+	$(BIN)/python tests/golden/record.py $(ARGS)
 
 test-gpu: $(VENV)/dev.stamp  ## what needs a CUDA device
 	$(BIN)/python -m pytest -q -m gpu
@@ -46,6 +59,7 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 
 format: $(VENV)/dev.stamp  ## format and fix what can be fixed
 	$(BIN)/ruff format .
@@ -82,5 +96,11 @@ $(LMMS)/stamp: pyproject.toml constraints.txt
 	$(PIP:$(BIN)/%=$(LMMS)/bin/%) --no-deps lmms-eval
 	@touch $@
 
+$(LOWEST)/stamp: pyproject.toml constraints-lowest.txt
+	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt \
+		-e ".[train,demo]" pytest pytest-xdist hypothesis
+	@touch $@
+
 clean:  ## remove the environment and the caches
-	rm -rf $(VENV) $(LMMS) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LMMS) $(LOWEST) .mypy_cache .pytest_cache .ruff_cache .hypothesis
