@@ -18,8 +18,9 @@ from PIL import Image
 
 from arr_coc import load_processor
 from arr_coc.config import EMBEDDED
-from arr_coc.data.coco import presence_samples, read_photos
-from arr_coc.data.worlds import Sample, make_sample, split_seed
+from arr_coc.data.coco import presence_examples, read_photos
+from arr_coc.data.example import Example
+from arr_coc.data.worlds import make_example, split_seed
 from arr_coc.evaluation.samples import answer_samples, exact_match
 from arr_coc.inference.load import load_model, load_selector
 
@@ -44,14 +45,14 @@ def ask_strangers(model: Any, processor: Any) -> float:
     for row in json.loads((folder / "answers.json").read_text()):
         with Image.open(folder / row["file"]) as image:
             picture = image.convert("RGB")
-        samples.append(Sample(picture, row["question"], row["answer"], row["kind"], (), "strangers", 0))
+        samples.append(Example(row["question"], picture.copy, row["file"], (row["answer"],), kind=row["kind"]))
     return round(exact_match(samples, answer_samples(model, processor, samples)), 4)
 
 
 def ask_photos(model: Any, processor: Any, folder: Path) -> dict[str, Any]:
     """Share of exact answers to balanced questions about what is there, and how well tokens know where."""
     photos = read_photos(folder)
-    samples = presence_samples(photos, 0)
+    samples = presence_examples(photos, 0)
     where = where_auc(model, processor, photos)
     return {
         "presence": round(exact_match(samples, answer_samples(model, processor, samples)), 4),
@@ -83,7 +84,7 @@ def main(
             continue
         begin = time.time()
         size, count = ((1024, 1024), max(1, n // 5)) if world == "needles" else (None, n)
-        samples = [make_sample(world, split_seed("test", index), kind, size) for index in range(count)]
+        samples = [make_example(world, split_seed("test", index), kind, size) for index in range(count)]
         row = {"full": exact_match(samples, answer_samples(opened, processor, samples))}
         for name in ("arr-coc", *(("random", "oracle", "downsample") if kind in ("read", "color", "needle") else ())):
             answers = answer_samples(opened, processor, samples, load_selector(name, opened), QUARTER)
@@ -103,7 +104,7 @@ def main(
         failed |= found["read"]["random 0.25"] >= 0.3 or found["read"]["oracle 0.25"] <= 0.9
     if large:
         processor.image_processor.size = {"shortest_edge": 128**2, "longest_edge": 2048**2}
-        samples = [make_sample("needles", split_seed("test", index), None, (2048, 2048)) for index in range(large)]
+        samples = [make_example("needles", split_seed("test", index), None, (2048, 2048)) for index in range(large)]
         score = exact_match(samples, answer_samples(opened, processor, samples, batch_size=4))
         content["needles_2048"] = {"samples": large, "full": round(score, 4)}
         print("needles of 2048 pixels", content["needles_2048"], f"bar {LARGE}", flush=True)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from PIL import Image, ImageEnhance, ImageOps
 
+from arr_coc.data.boxes import Box
 from arr_coc.data.coco import Photo
-from arr_coc.data.worlds.world import Box
 
 Grid = tuple[int, int]
 Kind = tuple[str, str]

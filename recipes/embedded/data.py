@@ -13,7 +13,7 @@ from courses import COURSES, Kind, Part, augment, mosaic
 from PIL import Image
 from torch import Tensor
 
-from arr_coc.data.coco import Photo, class_frequencies, photo_scene, presence_samples
+from arr_coc.data.coco import Photo, class_frequencies, photo_scene, presence_examples
 from arr_coc.data.worlds import Scene, draw_scene, split_seed
 from arr_coc.data.worlds.drawing import CHARACTERS, COLOURS, SHAPES
 from arr_coc.data.worlds.pages import COLUMNS, ITEMS, KEYS
@@ -106,7 +106,7 @@ class Batcher:
             grid = (6, 6)
             scenes = [
                 Scene(one.picture, (Question(one.kind, one.question, one.answer),))
-                for one in presence_samples(self.photos[split], first)[:512]
+                for one in presence_examples(self.photos[split], first)[:512]
             ]
         else:
             scenes = [self.draw(split, first + place, kind, grid, rng, varied=False) for place in range(count)]

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+from arr_coc.data.boxes import Box
 from arr_coc.data.coco import Photo
-from arr_coc.data.worlds.world import Box
 from arr_coc.families.family import open_family
 
 

@@ -18,7 +18,8 @@ import typer
 
 from arr_coc import ChatTokens, Gaze, create_selector, prepare
 from arr_coc.config import EMBEDDED
-from arr_coc.data.worlds import Sample, make_sample, split_seed
+from arr_coc.data.example import Example
+from arr_coc.data.worlds import make_example, split_seed
 from arr_coc.evaluation.samples import answer_samples, exact_match, make_inputs
 from arr_coc.inference.load import load_model, load_processor, load_selector
 from arr_coc.inference.messages import stand_in
@@ -51,15 +52,15 @@ class Bench:
         self.found: dict[str, Any] = {"samples": n, "selector": selector, "tables": {}}
         if out is not None and out.exists():
             self.found = json.loads(out.read_text())
-        self.samples: dict[str, list[Sample]] = {}
+        self.samples: dict[str, list[Example]] = {}
         self.timing, self.only = False, only
 
-    def draw(self, name: str) -> list[Sample]:
+    def draw(self, name: str) -> list[Example]:
         """Test samples of a world at a size."""
         if name not in self.samples:
             world, side = ALL[name]
             seeds = (split_seed("test", FIRST + index) for index in range(self.n))
-            self.samples[name] = [make_sample(world, seed, None, (side, side)) for seed in seeds]
+            self.samples[name] = [make_example(world, seed, None, (side, side)) for seed in seeds]
         return self.samples[name]
 
     def row(self, table: str, row: str, world: str, selector: Any, budget: Any = BUDGET, **options: Any) -> None:
@@ -81,7 +82,7 @@ class Bench:
         if self.out is not None:
             write_aside(self.out, json.dumps(self.found, indent=1) + "\n")
 
-    def first_token(self, samples: list[Sample], selector: Any, budget: Any, **options: Any) -> float:
+    def first_token(self, samples: list[Example], selector: Any, budget: Any, **options: Any) -> float:
         """Median milliseconds from a decoded picture on the device to the first logits, one picture at a time."""
         chat = ChatTokens.from_tokenizer(self.processor.tokenizer)
         times = []

@@ -14,9 +14,9 @@ import typer
 from safetensors.torch import save_file
 
 from arr_coc import VisualQuery
+from arr_coc.data.boxes import cells_inside
 from arr_coc.data.sources import world_size
-from arr_coc.data.worlds import make_sample, split_seed
-from arr_coc.evaluation.metrics import cells_inside
+from arr_coc.data.worlds import make_example, split_seed
 from arr_coc.evaluation.run import Opened
 from arr_coc.families.family import open_family
 from arr_coc.inference.load import load_model, load_processor
@@ -45,7 +45,7 @@ def collect(opened: Opened, samples: int) -> tuple[torch.Tensor, torch.Tensor, t
     features, inside, weights = [], [], []
     for world in WORLDS:
         for number in range(samples):
-            sample = make_sample(world, split_seed("train", number), None, world_size(world, number))
+            sample = make_example(world, split_seed("train", number), None, world_size(world, number))
             if not sample.boxes:
                 continue
             inputs = opened.ask([sample.question], [sample.picture])

@@ -19,7 +19,7 @@ import arr_coc
 from arr_coc import create_selector
 from arr_coc.cli import app
 from arr_coc.commands.demo import find_port, is_private, open_engine
-from arr_coc.data.worlds import make_sample, split_seed
+from arr_coc.data.worlds import make_example, split_seed
 from arr_coc.demo.drawings import cell_at, draw_boxes, draw_read, draw_relevance, enlarge
 from arr_coc.demo.engine import MODES, Engine, Mistake
 from arr_coc.demo.texts import compare_costs, say_cell, say_stats, say_words
@@ -223,7 +223,7 @@ def test_samples_are_judged_by_what_was_looked_at(engine):
     from arr_coc.demo.worlds import draw_sample, judge
 
     sample = draw_sample("scenes", 5)
-    assert sample.question == make_sample("scenes", split_seed("test", 5), None, (512, 512)).question
+    assert sample.question == make_example("scenes", split_seed("test", 5), None, (512, 512)).question
     look = engine.ask(sample.picture, sample.question, "prune", 0.25)
     right = sample.__class__(**{**vars(sample), "answer": look.answer})
     wrong = sample.__class__(**{**vars(sample), "answer": "nothing of the kind"})

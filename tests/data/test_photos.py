@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from PIL import Image
 
-from arr_coc.data.coco import class_names, photo_scene, presence_samples, read_photos
+from arr_coc.data.coco import class_names, photo_scene, presence_examples, read_photos
 
 CATEGORIES = {1: "person", 17: "cat", 18: "dog", 62: "chair", 35: "skis"}
 # picture -> (category, x, y, width, height, crowd)
@@ -71,14 +71,14 @@ def test_a_photograph_is_asked_what_its_boxes_answer(folder):
 
 def test_presence_is_balanced_by_class(folder):
     photos = read_photos(folder)
-    samples = presence_samples(photos, 0)
+    samples = presence_examples(photos, 0)
     assert [sample.answer for sample in samples] == ["yes", "no"] * 3
     for yes, no in zip(samples[::2], samples[1::2], strict=True):
         assert words({yes.question: 0}).keys() == words({no.question: 0}).keys()
         assert yes.boxes
         assert all(0 <= side <= 1 for box in yes.boxes for side in box)
         assert not no.boxes
-    again = presence_samples(photos, 0)
+    again = presence_examples(photos, 0)
     assert [(one.question, one.answer) for one in samples] == [(one.question, one.answer) for one in again]
     assert Counter(class_names(photos)) == Counter(CATEGORIES.values())
     assert class_names(photos)[0] == "dog"

@@ -14,7 +14,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from arr_coc.cli import app
-from arr_coc.data.worlds import draw_scene, list_worlds, make_sample, open_world, split_seed
+from arr_coc.data.worlds import draw_scene, list_worlds, make_example, open_world, split_seed
 from arr_coc.data.worlds.drawing import CHARACTERS, COLOURS, SHAPES, Canvas, distance, draw_shape, make_ground
 from arr_coc.data.worlds.scenes import Shape, _ask_counts, _ask_relations
 from arr_coc.data.worlds.world import register_world
@@ -36,16 +36,16 @@ def test_a_seed_gives_one_sample_of_the_kind_asked_for(world, kind):
     shortest, longest = open_world(world).sides
     for index in range(3 if longest > 1024 else 12):
         seed = split_seed("validation", index)
-        sample, again = make_sample(world, seed, kind), make_sample(world, seed, kind)
+        sample, again = make_example(world, seed, kind), make_example(world, seed, kind)
         assert np.array_equal(np.asarray(sample.picture), np.asarray(again.picture))
         assert (sample.question, sample.answer, sample.boxes) == (again.question, again.answer, again.boxes)
-        assert (sample.kind, sample.world, sample.seed) == (kind, world, seed)
+        assert (sample.kind, sample.id) == (kind, f"{world}#{seed}")
         width, height = sample.picture.size
         assert min(width, height) >= shortest
         assert max(width, height) <= longest
         assert max(width, height) <= 2 * min(width, height)
         assert all(0 <= left < right <= 1 and 0 <= top < bottom <= 1 for left, top, right, bottom in sample.boxes)
-    assert make_sample(world, 5, kind, (256, 160)).picture.size == (256, 160)
+    assert make_example(world, 5, kind, (256, 160)).picture.size == (256, 160)
 
 
 @pytest.mark.parametrize(("world", "kind"), KINDS)
@@ -65,7 +65,7 @@ def test_answers_have_their_form(world, kind):
         "page_footnote": "[A-Z0-9]+( [A-Z0-9]+)?",
     }.get(kind, "[A-Z0-9]{2,6}")
     for index in range(12):
-        sample = make_sample(world, split_seed("train", index), kind, (512, 384) if world == "needles" else None)
+        sample = make_example(world, split_seed("train", index), kind, (512, 384) if world == "needles" else None)
         assert re.fullmatch(form, sample.answer), sample.answer
         assert sample.question == sample.question.lower()
         assert sample.question[-1] in "?."
@@ -82,14 +82,14 @@ def test_splits_never_meet():
         split_seed("test", 10**8)
     with pytest.raises(ValueError, match="`split` must be one of"):
         split_seed("rest", 0)
-    first = [make_sample("scenes", split_seed(split, 0)).picture.tobytes() for split in ends]
+    first = [make_example("scenes", split_seed(split, 0)).picture.tobytes() for split in ends]
     assert len(set(first)) == 3
 
 
 def test_what_is_in_a_box_is_what_was_asked():
     """The asked color is in the box of the asked shape, and what surrounds the box is something else."""
     for index in range(20):
-        sample = make_sample("scenes", split_seed("validation", index), "color")
+        sample = make_example("scenes", split_seed("validation", index), "color")
         [(left, top, right, bottom)] = sample.boxes
         width, height = sample.picture.size
         inside = sample.picture.crop((left * width, top * height, right * width, bottom * height))
@@ -147,17 +147,17 @@ def test_counts_are_counts():
 
 def test_counts_are_spread_and_no_answer_can_be_guessed():
     for kind in ("count_shape", "count_color"):
-        counted = [make_sample("scenes", split_seed("validation", index), kind).answer for index in range(150)]
+        counted = [make_example("scenes", split_seed("validation", index), kind).answer for index in range(150)]
         assert max(counted.count(answer) for answer in set(counted)) < 0.5 * len(counted)
         assert sum(int(answer) >= 3 for answer in counted) > 0.15 * len(counted)
-    voids = [make_sample("void", split_seed("validation", index), "void_count").answer for index in range(150)]
+    voids = [make_example("void", split_seed("validation", index), "void_count").answer for index in range(150)]
     assert 0.05 < sum(answer != "0" for answer in voids) / 150 < 0.4
 
 
 def test_a_seed_gives_one_sample_in_every_process():
     code = (
         "import hashlib; from arr_coc.data.worlds import *; "
-        "seen = [make_sample(w, 7 + i, k) for w in list_worlds() for k in open_world(w).kinds for i in range(4)]; "
+        "seen = [make_example(w, 7 + i, k) for w in list_worlds() for k in open_world(w).kinds for i in range(4)]; "
         "print(hashlib.sha256(repr([(s.question, s.answer, s.boxes) for s in seen]).encode()).hexdigest(), "
         "hashlib.sha256(b''.join(s.picture.tobytes() for s in seen)).hexdigest())"
     )
@@ -173,7 +173,7 @@ def test_a_seed_gives_one_sample_in_every_process():
 
 def test_an_overview_goes_from_large_to_small_and_one_thing_is_odd():
     for index in range(20):
-        sample = make_sample("scenes", split_seed("validation", index), "overview")
+        sample = make_example("scenes", split_seed("validation", index), "overview")
         width, height = sample.picture.size
         areas = [(right - left) * width * (bottom - top) * height for left, top, right, bottom in sample.boxes]
         assert areas == sorted(areas, reverse=True)
@@ -187,7 +187,7 @@ def test_an_overview_goes_from_large_to_small_and_one_thing_is_odd():
 
 def test_camouflage_hardly_shows_and_the_red_box_does():
     for index in range(10):
-        sample = make_sample("camouflage", split_seed("validation", index))
+        sample = make_example("camouflage", split_seed("validation", index))
         [(left, top, right, bottom)] = sample.boxes
         pixels = np.asarray(sample.picture, dtype=float)
         height, width, _ = pixels.shape
@@ -267,22 +267,22 @@ def test_a_page_says_each_key_once_and_what_is_asked_stands_in_its_boxes(kind):
 
 def test_a_needle_is_too_small_to_survive_and_its_mark_is_not():
     for index in range(4):
-        sample = make_sample("needles", split_seed("validation", index), None, (1024, 1024))
+        sample = make_example("needles", split_seed("validation", index), None, (1024, 1024))
         mark, sign = sample.boxes
         assert 0.04 < mark[2] - mark[0] < 0.1
         assert 0.008 < sign[3] - sign[1] < 0.03  # letters of 18 to 24 pixels, without their descenders
         gap = max(sign[0] - mark[2], mark[0] - sign[2], sign[1] - mark[3], mark[1] - sign[3])
         assert 0 < gap * 1024 < 30
-    large = make_sample("needles", split_seed("validation", 0), None, (2048, 2048))
+    large = make_example("needles", split_seed("validation", 0), None, (2048, 2048))
     assert large.boxes[0][2] - large.boxes[0][0] > 0.04
     assert large.boxes[1][3] - large.boxes[1][1] < 0.015
 
 
 def test_unknown_names_are_refused_with_the_known():
     with pytest.raises(ValueError, match="no world is named 'mars'; there are camouflage, needles, pages"):
-        make_sample("mars", 0)
+        make_example("mars", 0)
     with pytest.raises(ValueError, match="void asks no 'color'; it asks void_count, void_read"):
-        make_sample("void", 0, "color")
+        make_example("void", 0, "color")
     with pytest.raises(ValueError, match="'void' is already registered"):
         register_world("void")(type(open_world("void")))
 
@@ -309,7 +309,7 @@ def test_the_command_draws_a_sheet(tmp_path):
     ],
 )
 def test_the_example_pictures_are_what_their_seeds_draw(name, world, kind, index, size):
-    drawn = make_sample(world, split_seed("validation", index), kind, size).picture
+    drawn = make_example(world, split_seed("validation", index), kind, size).picture
     with Image.open(files("arr_coc") / "assets" / "examples" / f"{name}.png") as kept:
         difference = np.abs(np.asarray(kept, dtype=int) - np.asarray(drawn, dtype=int))
     assert difference.mean() < 1

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer, VisualQuery, create_selector, list_selectors
 from arr_coc.cli import app
-from arr_coc.data.worlds import make_sample, split_seed
+from arr_coc.data.worlds import make_example, split_seed
 from arr_coc.drawing.charts import line_chart
 from arr_coc.evaluation.contenders import OURS, known_contenders, open_contenders, parse_budgets
 from arr_coc.evaluation.records import MISSING, RECORDS, Record, Store
@@ -76,7 +76,7 @@ def test_every_question_is_asked_of_every_selector_at_every_budget(finished):
 
 def test_answers_are_those_of_asking_one_by_one(finished):
     model, processor = load_model("embedded", dtype=torch.float32), load_processor("embedded")
-    samples = [make_sample("scenes", split_seed("test", number), None, (256, 256)) for number in range(3)]
+    samples = [make_example("scenes", split_seed("test", number), None, (256, 256)) for number in range(3)]
     rows = [row for row in read_lines(finished / RECORDS) if row["task"] == "scenes" and row["budget"] == "0.25"]
     for name, selector in (
         ("arr-coc", load_selector("embedded", model)),

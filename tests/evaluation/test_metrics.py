@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from arr_coc.evaluation.metrics import cells_inside, coverage, overlap, pointing, precision
+from arr_coc.data.boxes import cells_inside
+from arr_coc.evaluation.metrics import coverage, overlap, pointing, precision
 
 
 def test_cells_belong_to_a_box_that_covers_a_quarter_of_them():

@@ -36,7 +36,7 @@ from arr_coc import (
     prepare,
 )
 from arr_coc.cli import app
-from arr_coc.data.worlds import list_worlds, make_sample, split_seed
+from arr_coc.data.worlds import list_worlds, make_example, split_seed
 
 RECORD = Path(__file__).with_name("record.json")
 TOLERANCE = 1e-5
@@ -76,7 +76,7 @@ def embedded() -> dict[str, Any]:
     folder = files("arr_coc") / "assets" / "examples"
     asked: dict[str, tuple[Any, str]] = {Path(name).name: (folder / name, text) for name, text in EXAMPLES.items()}
     for world in list_worlds():
-        sample = make_sample(world, split_seed("test", 3), None, (256, 256))
+        sample = make_example(world, split_seed("test", 3), None, (256, 256))
         asked[world] = (sample.picture, sample.question)
     calls = [("prune", 0.25), ("prune", "auto"), ("weight", None), ("full", None), ("saccade", 48), ("saccade", 0.3)]
     for name, (picture, question) in asked.items():

@@ -15,7 +15,8 @@ from transformers.utils.import_utils import is_torchvision_available
 
 from arr_coc import ARRCOCQwen, create_selector
 from arr_coc.config import EMBEDDED_MODEL
-from arr_coc.data.worlds import Sample, list_worlds, make_sample, open_world, split_seed
+from arr_coc.data.example import Example
+from arr_coc.data.worlds import list_worlds, make_example, open_world, split_seed
 from arr_coc.evaluation.samples import answer_samples, exact_match
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +43,7 @@ def open_embedded():
 
 def held_out(world, kind):
     size, count = {"pages": ((768, 768), 20), "needles": ((1024, 1024), 10)}.get(world, (None, 30))
-    return [make_sample(world, split_seed("test", 10**6 + index), kind, size) for index in range(count)]
+    return [make_example(world, split_seed("test", 10**6 + index), kind, size) for index in range(count)]
 
 
 @pytest.mark.parametrize(("world", "kind"), KINDS)
@@ -67,7 +68,7 @@ def test_it_understands_strangers(vlm):
     for row in json.loads((STRANGERS / "answers.json").read_text()):
         with Image.open(STRANGERS / row["file"]) as image:
             picture = image.convert("RGB")
-        samples.append(Sample(picture, row["question"], row["answer"], row["kind"], (), "strangers", 0))
+        samples.append(Example(row["question"], picture.copy, row["file"], (row["answer"],), kind=row["kind"]))
     score = exact_match(samples, answer_samples(vlm.model, vlm.processor, samples))
     assert score >= 0.85
 
@@ -172,7 +173,7 @@ def test_a_clip_is_refused_where_it_cannot_be_read(vlm):
 
 def test_its_words_and_tokens_share_a_space(vlm):
     """Tokens under a thing are nearer to its word than to others."""
-    sample = make_sample("scenes", split_seed("test", 77), "color")
+    sample = make_example("scenes", split_seed("test", 77), "color")
     word = vlm.processor.tokenizer(sample.answer, add_special_tokens=False)["input_ids"]
     table = vlm.model.get_input_embeddings().weight
     content = [{"type": "image", "image": sample.picture}, {"type": "text", "text": sample.question}]

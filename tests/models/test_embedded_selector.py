@@ -8,8 +8,8 @@ import torch
 
 from arr_coc import ARRCOCLayer, ARRCOCQwen
 from arr_coc.config import EMBEDDED_SELECTOR
-from arr_coc.data.worlds import draw_scene, make_sample, split_seed
-from arr_coc.evaluation.metrics import cells_inside
+from arr_coc.data.boxes import cells_inside
+from arr_coc.data.worlds import draw_scene, make_example, split_seed
 from arr_coc.evaluation.samples import answer_samples, exact_match
 from arr_coc.inference.load import load_selector
 
@@ -24,7 +24,7 @@ def open_embedded():
 
 
 def samples(world, count, size=(512, 512)):
-    return [make_sample(world, split_seed("test", FIRST + index), None, size) for index in range(count)]
+    return [make_example(world, split_seed("test", FIRST + index), None, size) for index in range(count)]
 
 
 def test_it_is_the_default_of_the_embedded_model_and_of_no_other(vlm):

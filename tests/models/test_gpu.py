@@ -18,7 +18,7 @@ from arr_coc import (
     load_processor,
     prepare,
 )
-from arr_coc.data.sources import open_source
+from arr_coc.data.sources import open_places
 from arr_coc.families.encoder_graph import _caches
 from arr_coc.inference.load import load_model
 from arr_coc.training.feature_cache import Features, write_features
@@ -236,7 +236,7 @@ def test_features_are_written_on_the_device_as_on_the_cpu(tmp_path):
     found = []
     for device in ("cpu", "cuda"):
         layer = ARRCOCLayer(ARRCOCConfig.for_model(model)).to(device)
-        write_features(tmp_path / device, model.to(device), processor, layer, open_source("scenes", 2))
+        write_features(tmp_path / device, model.to(device), processor, layer, open_places("scenes", 2))
         found.append(Features(tmp_path / device).batch([0]))
     for here, there in zip(found[0][:5], found[1][:5], strict=True):
         torch.testing.assert_close(there, here, rtol=2e-3, atol=0.02)  # kept in half precision

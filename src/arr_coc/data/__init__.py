@@ -1,1 +1,1 @@
-"""."""
+"""What is asked: one `Example` type, readers that give it, and worlds that draw it."""

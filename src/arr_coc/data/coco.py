@@ -1,4 +1,14 @@
-"""`photos`: questions about the photographs of any folder in COCO format. No photograph comes with the package."""
+"""Photographs of any folder in COCO format, and questions that their boxes answer.
+
+| for          | questions                                                               | from                       |
+|--------------|-------------------------------------------------------------------------|----------------------------|
+| training     | names of classes, or "is there a dog?", also of classes that are absent | [`read_class_questions`]   |
+| evaluation   | names of classes, where all of their boxes are known                    | [`read_held_out_classes`]  |
+| yes and no   | "is there a dog?", as often yes as no for each class                    | [`presence_examples`]      |
+| a base model | all of these, and how many, and on which side                           | [`photo_scene`]            |
+
+No photograph comes with the package.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +16,20 @@ import gzip
 import json
 import random
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from PIL import Image
 
+from arr_coc.data.boxes import Box, clip_box
+from arr_coc.data.example import Example, check_examples, open_file, take_turns
+from arr_coc.data.held_out import find_held_out
+from arr_coc.data.json_lines import relative_name
 from arr_coc.data.worlds.wording import put
-from arr_coc.data.worlds.world import Box, Question, Sample, Scene, Thing, sample_of
+from arr_coc.data.worlds.world import Question, Scene, Thing, ask_scene
 
 # COCO's classes that have a common name.
 GROUPS = {
@@ -108,8 +124,7 @@ def photo_scene(
         picture (`PIL.Image.Image`, *optional*): by default the file is opened.
     """
     if picture is None:
-        with Image.open(photo.path) as file:
-            picture = file.convert("RGB")
+        picture = open_file(photo.path)
     boxes: dict[str, list[Box]] = defaultdict(list)
     for name, box in photo.things:
         boxes[name].append(box)
@@ -131,29 +146,118 @@ def photo_scene(
     return Scene(picture, tuple(questions), things)
 
 
-def presence_samples(photos: list[Photo], seed: int) -> list[Sample]:
-    """Balanced questions such as "is there a dog?": for each photograph one that is true, and another where it is not.
+def presence_examples(photos: list[Photo], seed: int) -> list[Example]:
+    """Balanced yes/no questions such as "is there a dog?".
 
-    A class is asked as often where it is absent as where it is present, so that knowing which classes are common
-    does not help.
+    For each photograph one question that is true, and the same about another photograph where it is not. Each class is
+    asked as often where it is absent as where it is present, so that knowing which classes are common does not help.
+
+    Args:
+        photos (`list[Photo]`): from [`read_photos`].
+        seed (`int`): decides which classes are asked for, and how.
+
+    Returns:
+        `list[Example]`: with yes and no in turn, but for classes that are in every photograph.
     """
     rng = random.Random(f"presence {seed}")
-    samples = []
+    examples: list[Example] = []
     for photo in photos:
         scene = photo_scene(photo, rng)
         yes = [question for question in scene.questions if question.kind == "presence"]
         if not yes:
             continue
         question = rng.choice(yes)
-        samples.append(sample_of(scene, question, "photos", seed))
+        examples.append(ask_scene(scene, question, f"presence#{len(examples)}"))
         name = next(name for name, box in photo.things if box == question.boxes[0])
-        without = [one for one in photos if name not in one.crowds and all(name != other for other, _ in one.things)]
+        without = [
+            other for other in photos if name not in other.crowds and all(name != there for there, _ in other.things)
+        ]
         if without:
-            other = rng.choice(without)
-            scene = photo_scene(other, rng, (name,))
-            [no] = [one for one in scene.questions if one.answer == "no"]
-            samples.append(sample_of(scene, no, "photos", seed))
-    return samples
+            scene = photo_scene(rng.choice(without), rng, (name,))
+            [no] = [question for question in scene.questions if question.answer == "no"]
+            examples.append(ask_scene(scene, no, f"presence#{len(examples)}"))
+    return examples
+
+
+def read_class_questions(folder: str | Path, seed: int = 0, most: int = 4, absent: int = 1) -> Iterator[Example]:
+    """Classes as questions to learn from, one photograph after the other, and some classes that are not there.
+
+    Args:
+        folder (`str` or `Path`): pictures and one `instances*.json`, perhaps gzipped. A box beyond the picture is cut
+            to it; a class without a box is never asked for as if it were there.
+        seed (`int`, *optional*, defaults to 0): decides what is asked and how.
+        most (`int`, *optional*, defaults to 4): questions about classes that are in a picture, at most.
+        absent (`int`, *optional*, defaults to 1): questions about one that is not.
+
+    Returns:
+        `Iterator[Example]`: kind `"class"` with boxes, or `"absent"` without.
+    """
+    rng = random.Random(f"coco {seed}")
+    folder = Path(folder)
+    photos = read_photos(folder, missing="keep")
+    frequencies = class_frequencies(photos)
+    if not frequencies:
+        raise ValueError(f"no picture of {folder} has a box; there is nothing to learn from")
+    for photo in photos:
+        boxes = _boxes_by_class(photo)
+        present = rng.sample(sorted(boxes), min(most, len(boxes)))
+        drawn = rng.choices(list(frequencies), list(frequencies.values()), k=4 * absent)
+        elsewhere = [name for name in drawn if name not in boxes and name not in photo.crowds]
+        asked = [(name, _word(rng, name)) for name in present] + [
+            (name, _word(rng, name)) for name in elsewhere[:absent]
+        ]
+        known = tuple(box for places in boxes.values() for box in places)
+        for name, question in asked:
+            there = name in boxes
+            yield Example(
+                question, partial(open_file, photo.path), f"{relative_name(photo.path, folder)}#{name}",
+                boxes=tuple(boxes[name]) if there else (), kind="class" if there else "absent",
+                lookalikes=known if there else (), picture_id=str(photo.path),
+            )  # fmt: skip
+
+
+def _word(rng: random.Random, name: str) -> str:
+    return name if rng.random() < 0.5 else ask_presence(rng, name)
+
+
+def read_held_out_classes(place: Path) -> list[Example]:
+    """Classes as questions to measure looking on, the first of each photograph, then the second of each.
+
+    A class of which some were annotated as a crowd is left out: its boxes are not all there is.
+
+    Args:
+        place (`Path`): a folder, or the file; see [`~arr_coc.data.held_out.find_held_out`].
+
+    Returns:
+        `list[Example]`: with boxes and without answers.
+    """
+    file = find_held_out(place, ("instances*.json", "instances*.json.gz"))
+    try:
+        photos = read_photos(file.parent, file, missing="keep")
+    except KeyError as error:
+        raise ValueError(f"{file} has an entry without {error}; it is not COCO's JSON") from None
+    groups = [list(_ask_classes(photo, file.parent)) for photo in photos]
+    return check_examples(take_turns(groups), file)
+
+
+def _ask_classes(photo: Photo, folder: Path) -> Iterator[Example]:
+    for name, boxes in _boxes_by_class(photo).items():
+        if name not in photo.crowds:
+            yield Example(
+                name, partial(open_file, photo.path), f"{relative_name(photo.path, folder)}#{name}",
+                boxes=tuple(boxes), kind="class", picture_id=str(photo.path),
+            )  # fmt: skip
+
+
+def _boxes_by_class(photo: Photo) -> dict[str, list[Box]]:
+    """Boxes in shares of the sides, cut to the picture, by the name of their class."""
+    width, height = photo.size
+    boxes: dict[str, list[Box]] = defaultdict(list)
+    for name, (left, top, right, bottom) in photo.things:
+        box = clip_box((left / width, top / height, right / width, bottom / height))
+        if box is not None:
+            boxes[name].append(box)
+    return dict(boxes)
 
 
 def class_names(photos: list[Photo]) -> list[str]:

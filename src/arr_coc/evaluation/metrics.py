@@ -10,52 +10,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-Box = Sequence[float]
-
 # What was kept of less than this share of what had to be looked at was not looked at.
 LOOKED = 0.5
-
-# A cell belongs to a box that covers this share of it, or of which it holds half.
-_COVERED, _HELD = 0.25, 0.5
-
-
-def cells_inside(boxes: Sequence[Box], rows: int, columns: int) -> Tensor:
-    """Boolean `[rows, columns]`: the cells that belong to boxes `(left, top, right, bottom)` in shares of the sides.
-
-    Every box has a cell, however small it is.
-
-    Example:
-
-    ```python
-    >>> from arr_coc.evaluation.metrics import cells_inside
-    >>> cells_inside([(0.5, 0.0, 1.0, 0.5)], 2, 4).int().tolist()
-    [[0, 0, 1, 1], [0, 0, 0, 0]]
-
-    ```
-    """
-    if not len(boxes):
-        return torch.zeros(rows, columns, dtype=torch.bool)
-    edges = torch.tensor([list(box) for box in boxes], dtype=torch.float32) * torch.tensor([columns, rows] * 2)
-    sides = []
-    for low, high, count in ((edges[:, 0], edges[:, 2], columns), (edges[:, 1], edges[:, 3], rows)):
-        first = torch.arange(count)
-        sides.append((torch.minimum(high[:, None], first + 1) - torch.maximum(low[:, None], first)).clamp(min=0))
-    area = sides[1][:, :, None] * sides[0][:, None]  # [n, rows, columns]
-    size = ((edges[:, 2] - edges[:, 0]) * (edges[:, 3] - edges[:, 1]))[:, None, None]
-    inside = (area >= _COVERED) | ((area >= _HELD * size) & (area > 0))
-    # on the border of cells, or without any area: the cell of its middle
-    column = ((edges[:, 0] + edges[:, 2]) / 2).long().clamp(0, columns - 1)
-    row = ((edges[:, 1] + edges[:, 3]) / 2).long().clamp(0, rows - 1)
-    missed = ~inside.flatten(1).any(dim=1)
-    found = inside.any(dim=0)
-    found[row[missed], column[missed]] = True
-    return found
-
 
 def precision(kept: Tensor, inside: Tensor) -> Tensor:
     """Share `[B]` of the kept cells `[B, N]` that lie inside `[B, N]`."""

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from arr_coc.data.example import MissingPicture
 from arr_coc.drawing.charts import line_chart
 from arr_coc.evaluation.contenders import FULL, OURS
 from arr_coc.evaluation.records import Record, Store
 from arr_coc.evaluation.run import DRAWN, read_bits
 from arr_coc.evaluation.sections import Section, make_sections, write_budget
 from arr_coc.evaluation.summary import HOLDS, attribute, summarise
-from arr_coc.evaluation.tasks import MissingPicture, Task
+from arr_coc.evaluation.tasks import Task
 from arr_coc.runtime.atomic_files import write_aside
 
 WORST = 2  # examples of a task
@@ -115,7 +116,7 @@ def find_worst(records: Sequence[Record], tasks: Sequence[Task], budgets: Sequen
 def _example(task: Task, number: int, budget: str, rows: Mapping[str, Record]) -> list[Example]:
     item = task[number]
     try:
-        picture = item.open()
+        picture = item.picture
     except MissingPicture:
         return []
     looks = []

@@ -13,18 +13,21 @@ import torch
 from torch import Tensor
 
 from arr_coc.config import Grid
+from arr_coc.data.boxes import cells_inside
+from arr_coc.data.example import Example, MissingPicture
 from arr_coc.evaluation.contenders import Contender, read_budget
-from arr_coc.evaluation.metrics import LOOKED, cells_inside, coverage, find_misleading, overlap, pointing, precision
+from arr_coc.evaluation.metrics import LOOKED, coverage, find_misleading, overlap, pointing, precision
 from arr_coc.evaluation.records import Record, Store
 from arr_coc.evaluation.samples import make_inputs
 from arr_coc.evaluation.scoring import METRICS
-from arr_coc.evaluation.tasks import Item, MissingPicture, Task
+from arr_coc.evaluation.tasks import Task
 from arr_coc.families.family import Encoded, Family, Inputs, open_family
 from arr_coc.inference.attach import attach
 from arr_coc.inference.load import load_model, load_processor
 from arr_coc.prompting.prune import prepare_with_outputs
 from arr_coc.prompting.question import ChatTokens, Ints
 from arr_coc.prompting.settings import Settings
+from arr_coc.runtime.machine import check_device
 from arr_coc.selectors.contract import LanguageSelector
 from arr_coc.selectors.output import ARRCOCOutput
 from arr_coc.selectors.rules import OracleSelector
@@ -62,15 +65,6 @@ class Opened:
         """Inputs of a batch of questions, on the model's device."""
         asked = [f"{question} {self.instruction}".strip() for question in questions]
         return make_inputs(self.model, self.processor, pictures, asked)
-
-
-def check_device(device: str) -> torch.device:
-    """The device of a name, if there is one."""
-    if device not in ("cpu", "cuda"):
-        raise ValueError(f"`device` must be cpu or cuda, got {device!r}; CUDA_VISIBLE_DEVICES chooses among several")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("there is no CUDA device; use cpu")
-    return torch.device(device)
 
 
 def open_model(name: str, device: str, dtype: str, size: int) -> Opened:
@@ -139,7 +133,7 @@ def _read(opened: Opened, out: Tensor, start: int) -> list[str]:
     return [text.strip() for text in opened.processor.batch_decode(out[:, start:], skip_special_tokens=True)]
 
 
-def measure_looking(item: Item, kept: tuple[Grid, Ints] | None, output: ARRCOCOutput | None) -> dict[str, Any]:
+def measure_looking(item: Example, kept: tuple[Grid, Ints] | None, output: ARRCOCOutput | None) -> dict[str, Any]:
     """How well something looked, where boxes say what had to be looked at, and if it did not, what misled it."""
     found: dict[str, Any] = {}
     if not item.boxes:
@@ -189,7 +183,7 @@ def run_task(
         items, pictures = [], []
         for item in batch:
             try:
-                pictures.append(item.open())
+                pictures.append(item.picture)
                 items.append(item)
             except MissingPicture as error:
                 store.add_missing(task.name, item.id, str(error))
@@ -207,14 +201,14 @@ def run_task(
                 progress(len(items))
 
 
-def _give_boxes(contender: Contender, items: Sequence[Item]) -> None:
+def _give_boxes(contender: Contender, items: Sequence[Example]) -> None:
     if isinstance(contender.selector, OracleSelector):
         contender.selector.boxes = [list(item.boxes) for item in items]
 
 
 def _records(
     task: Task,
-    items: Sequence[Item],
+    items: Sequence[Example],
     contender: Contender,
     budget: str,
     seen: Seen,

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from arr_coc.config import Budget
-from arr_coc.data.worlds import Sample
+from arr_coc.data.example import Example
 from arr_coc.gaze.plan import Gaze
 from arr_coc.inference.attach import attach
 from arr_coc.inference.messages import stand_in
@@ -25,7 +25,7 @@ from arr_coc.selectors.rules import OracleSelector
 def answer_samples(
     model: Any,
     processor: Any,
-    samples: Iterable[Sample],
+    samples: Iterable[Example],
     selector: Selector | None = None,
     budget: Budget | None = None,
     batch_size: int = 16,
@@ -39,7 +39,7 @@ def answer_samples(
     Args:
         model (`PreTrainedModel`): a supported model.
         processor (`ProcessorMixin`): its processor.
-        samples (`Iterable[Sample]`): pictures with questions; may be lazy.
+        samples (`Iterable[Example]`): pictures with questions; may be lazy.
         selector (`TokenSelector`, `PictureSelector` or `LanguageSelector`, *optional*): by default all tokens are
             read. An [`OracleSelector`] gets the samples' boxes.
         budget (`int`, `float` or `"auto"`, *optional*): visual tokens per picture.
@@ -95,7 +95,7 @@ def conversation(picture: Image.Image, question: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
 
 
-def exact_match(samples: Sequence[Sample], answers: Sequence[str]) -> float:
+def exact_match(samples: Sequence[Example], answers: Sequence[str]) -> float:
     """Share of answers that are exactly right."""
     if len(samples) != len(answers):
         raise ValueError(f"there are {len(samples)} samples and {len(answers)} answers")

@@ -1,6 +1,6 @@
-"""Opening a task by what names it.
+"""A task: examples under one name, opened by what names it.
 
-| name                                             | items                                                 | metric   |
+| name                                             | examples                                              | metric   |
 |--------------------------------------------------|-------------------------------------------------------|----------|
 | `WORLD`, `WORLD/KIND`                            | drawn from test seeds: `scenes`, `pages/page_cell`    | `exact`  |
 | `photos:DIR`                                     | classes of photographs in COCO format, with boxes     | none     |
@@ -16,26 +16,19 @@ take what was held out from training (`val`, `validation`, `test`) of a folder, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from PIL import Image
-
-from arr_coc.data.items import Item, Items, MissingPicture, Task
-from arr_coc.data.readers import (
-    read_class_items,
-    read_expression_items,
-    read_jsonl_items,
-    read_pope_items,
-    read_vqa_items,
-)
-from arr_coc.data.worlds import Sample, list_worlds, make_sample, split_seed
-from arr_coc.data.worlds.world import check_kind
+from arr_coc.data.coco import read_held_out_classes
+from arr_coc.data.example import Example, Examples
+from arr_coc.data.expressions import read_held_out_expressions
+from arr_coc.data.json_lines import read_questions
+from arr_coc.data.pope import read_pope
+from arr_coc.data.vqa import read_vqa
+from arr_coc.data.worlds import list_worlds
+from arr_coc.data.worlds.numbered import WorldExamples
 from arr_coc.evaluation.scoring import METRICS
-
-__all__ = ["Item", "Items", "MissingPicture", "Task", "WorldItems", "list_tasks", "open_task"]
 
 WORLD_COUNT = 500
 WORLD_SIDE = 512
@@ -44,20 +37,45 @@ _OPTIONS = ("metric", "name")
 
 
 @dataclass(frozen=True)
+class Task:
+    """Examples under one name.
+
+    Args:
+        name (`str`): for tables.
+        metric (`str`, *optional*): how answers are scored, a name of [`~arr_coc.evaluation.scoring.METRICS`]; None
+            where the examples have no answers.
+        examples (`Examples`): always in the same order.
+    """
+
+    name: str
+    metric: str | None
+    examples: Examples = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, number: int) -> Example:
+        return self.examples[number]
+
+    def __iter__(self) -> Iterator[Example]:
+        return (self.examples[number] for number in range(len(self.examples)))
+
+
+@dataclass(frozen=True)
 class _Form:
     """A kind of files: the paths it needs, the metric of its answers, and what reads it."""
 
     paths: tuple[str, ...]
     metric: str | None
-    read: Callable[..., list[Item]]
+    read: Callable[..., list[Example]]
 
 
 _FORMS = {
-    "photos": _Form(("DIR",), None, read_class_items),
-    "refexp": _Form(("DIR",), None, read_expression_items),
-    "jsonl": _Form(("FILE",), "exact", read_jsonl_items),
-    "vqav2": _Form(("QUESTIONS.json", "ANNOTATIONS.json", "IMAGE_DIR"), "vqa", read_vqa_items),
-    "pope": _Form(("FILE", "IMAGE_DIR"), "yes-no", read_pope_items),
+    "photos": _Form(("DIR",), None, read_held_out_classes),
+    "refexp": _Form(("DIR",), None, read_held_out_expressions),
+    "jsonl": _Form(("FILE",), "exact", read_questions),
+    "vqav2": _Form(("QUESTIONS.json", "ANNOTATIONS.json", "IMAGE_DIR"), "vqa", read_vqa),
+    "pope": _Form(("FILE", "IMAGE_DIR"), "yes-no", read_pope),
 }
 
 
@@ -77,11 +95,11 @@ def list_tasks() -> list[str]:
 
 
 def open_task(spec: str, limit: int | None = None, size: int | None = None) -> Task:
-    """A task by what names it; the same items in the same order on every call.
+    """A task by what names it; the same examples in the same order on every call.
 
     Args:
         spec (`str`): as in the table above.
-        limit (`int`, *optional*): the first so many items; by default all of a file, 500 of a world.
+        limit (`int`, *optional*): the first so many examples; by default all of a file, 500 of a world.
         size (`int`, *optional*): pixels a side of a world's pictures, 512 by default. Files are given as they are.
 
     Example:
@@ -100,8 +118,11 @@ def open_task(spec: str, limit: int | None = None, size: int | None = None) -> T
         raise ValueError(f"`limit` must be at least 1, got {limit}")
     kind, rest, options = _parse(spec)
     if kind.partition("/")[0] in list_worlds() and rest is None:
-        items: Items = WorldItems(kind, WORLD_COUNT if limit is None else limit, WORLD_SIDE if size is None else size)
-        return Task(options.get("name", kind), options.get("metric", "exact"), items)
+        side = WORLD_SIDE if size is None else size
+        if side < SHORTEST_SIDE:
+            raise ValueError(f"`size` must be at least {SHORTEST_SIDE} pixels a side, got {side}")
+        examples = WorldExamples(kind, WORLD_COUNT if limit is None else limit, "test", (side, side))
+        return Task(options.get("name", kind), options.get("metric", "exact"), examples)
     if kind not in _FORMS:
         raise ValueError(f"no task is named {spec!r}; there are {', '.join(list_tasks())}")
     form = _FORMS[kind]
@@ -131,42 +152,3 @@ def _parse(spec: str) -> tuple[str, str | None, dict[str, str]]:
     if options.get("metric", "exact") not in METRICS:
         raise ValueError(f"no metric is named {options['metric']!r}; there are {', '.join(METRICS)}")
     return kind, rest if colon else None, options
-
-
-class WorldItems:
-    """Items of a world, drawn from its test seeds when they are needed.
-
-    Args:
-        name (`str`): a world, or one kind of its questions.
-        count (`int`): how many.
-        side (`int`): pixels a side.
-    """
-
-    def __init__(self, name: str, count: int, side: int) -> None:
-        self.name, self.count, self.side = name, count, side
-        self.world, _, kind = name.partition("/")
-        if kind:
-            check_kind(self.world, kind)
-        if side < SHORTEST_SIDE:
-            raise ValueError(f"`size` must be at least {SHORTEST_SIDE} pixels a side, got {side}")
-        split_seed("test", count - 1)  # refuses more than there are
-        self.kind = kind or None
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, number: int) -> Item:
-        index = range(self.count)[number]
-        draw = partial(_draw, self.world, self.kind, index, self.side)
-        sample = draw()
-        name = f"{self.name}#{index}@{self.side}"
-        return Item(name, sample.question, (sample.answer,), sample.boxes, partial(_show, draw))
-
-
-@lru_cache(maxsize=4)  # an item is asked for its question, then for its picture; a list of items keeps no pictures
-def _draw(world: str, kind: str | None, index: int, side: int) -> Sample:
-    return make_sample(world, split_seed("test", index), kind, (side, side))
-
-
-def _show(draw: Callable[[], Sample]) -> Image.Image:
-    return draw().picture.copy()

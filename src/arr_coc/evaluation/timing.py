@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import gc
-import platform
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-import transformers
 
-from arr_coc._version import __version__
 from arr_coc.evaluation.contenders import FULL, Contender, read_budget
 from arr_coc.evaluation.run import Opened
 from arr_coc.families.family import open_family
@@ -23,22 +20,6 @@ from arr_coc.selectors.contract import LanguageSelector
 STAGES = ("encode", "select", "prefill")
 WARM_UP = 3
 DECODED = 8  # tokens whose time is divided by their number
-
-
-def describe_machine(model: Any) -> dict[str, Any]:
-    """What times depend on."""
-    device = model.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {
-        "machine": name,
-        "threads": torch.get_num_threads(),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "attention": str(model.config._attn_implementation),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "arr_coc": __version__,
-    }
 
 
 @torch.inference_mode()

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor, nn
 
 from arr_coc.config import Budget, check_budget
+from arr_coc.data.example import Example
 from arr_coc.evaluation.samples import conversation
 from arr_coc.families.family import open_family
 from arr_coc.gaze.plan import Gaze
@@ -24,15 +24,6 @@ from arr_coc.training.estimators import EstimatingSelector
 
 # More tokens than any budget has.
 MOST_SEEN = 2**20
-
-
-class Asked(NamedTuple):
-    """A picture, a question, its answer, and how much it counts."""
-
-    picture: Image.Image
-    question: str
-    answer: str
-    weight: float = 1.0
 
 
 class Asking(NamedTuple):
@@ -206,17 +197,17 @@ def answer_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return loss, right.float()
 
 
-def make_asking(processor: Any, asked: Sequence[Asked], step: int, draw: int, device: Any) -> Asking:
+def make_asking(processor: Any, examples: Sequence[Example], step: int, draw: int, device: Any) -> Asking:
     """Inputs of the questions with their answers, which alone are learned, up to the marker that ends them."""
-    questions = [conversation(one.picture, one.question) for one in asked]
-    answers = [{"role": "assistant", "content": [{"type": "text", "text": one.answer}]} for one in asked]
+    questions = [conversation(example.picture, example.question) for example in examples]
+    answers = [{"role": "assistant", "content": [{"type": "text", "text": example.answer}]} for example in examples]
     whole = [[*question, answer] for question, answer in zip(questions, answers, strict=True)]
     inputs = processor.apply_chat_template(
         whole, tokenize=True, return_dict=True, processor_kwargs={"padding": True, "return_tensors": "pt"}
     )
     ids, end = inputs["input_ids"], ChatTokens.from_tokenizer(processor.tokenizer).end
     labels = ids.masked_fill(inputs["attention_mask"] == 0, -100)
-    for row in range(len(asked)):
+    for row in range(len(examples)):
         used = inputs["attention_mask"][row].nonzero()[:, 0]
         # as long as the whole is longer than the question alone, in a text where a picture is one token
         answer = _length(processor, whole[row], False) - _length(processor, questions[row], True)
@@ -225,7 +216,7 @@ def make_asking(processor: Any, asked: Sequence[Asked], step: int, draw: int, de
         if len(ends):
             labels[row, int(ends[-1]) + 1 :] = -100
     moved = {name: value.to(device) for name, value in inputs.items()}
-    weights = torch.tensor([one.weight for one in asked], device=device)
+    weights = torch.tensor([example.weight for example in examples], device=device)
     return Asking({**moved, "labels": labels.to(device)}, weights, step, draw)
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from arr_coc.data.answered import open_answered, take_readable
+from arr_coc.data.sources import open_answers, take_readable
 from arr_coc.families.family import open_family
 from arr_coc.gaze.compression import make_compressor
 from arr_coc.inference.load import load_model, load_processor
 from arr_coc.prompting.question import ChatTokens
-from arr_coc.training.answers import AnswersTask, Asked, Asking, BudgetPlan, make_asking
+from arr_coc.training.answers import AnswersTask, Asking, BudgetPlan, make_asking
 from arr_coc.training.trainer import LoopConfig, Say, check_run, open_accelerator, open_layer, train
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -47,7 +47,7 @@ def train_answers(
     """Train a selector by what a frozen model answers from the tokens it chose.
 
     Args:
-        data (`Sequence[str]`): sources, each with an equal share; see [`~arr_coc.data.answered.open_answered`].
+        data (`Sequence[str]`): sources, each with an equal share; see [`~arr_coc.data.sources.open_answers`].
         out (`str` or `Path`): directory of the run.
         base (`str`, *optional*, defaults to `"embedded"`): directory or Hub id of the model.
         config (`LoopConfig`, *optional*): see there.
@@ -86,7 +86,7 @@ def train_answers(
     }  # fmt: skip
     check_run(Path(out), config, about, resume)
     accelerator = open_accelerator(device)
-    sources = [open_answered(name, samples, config.seed, hard) for name in data]
+    sources = [open_answers(name, samples, config.seed, hard) for name in data]
     model: Any = load_model(base, dtype=DTYPES[dtype]).requires_grad_(False).to(accelerator.device)
     processor = load_processor(base)
     layer = open_layer(model, start)
@@ -110,7 +110,7 @@ def train_answers(
         chosen = [rng.choice(sources) for _ in range(size)]
         numbers = [rng.randrange(len(source)) for source in chosen]
         mine = list(zip(chosen, numbers, strict=True))[own :: accelerator.num_processes]
-        asked: list[Asked] = [take_readable(source, number) for source, number in mine]
+        asked = [take_readable(source, number) for source, number in mine]
         return make_asking(processor, asked, step, rng.randrange(2**31) + own, accelerator.device)
 
     done = train(out, task, layer, batch_at, config, accelerator=accelerator, resume=resume, about=about, say=say)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -22,19 +24,22 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from arr_coc.config import Grid, cell_count
-from arr_coc.data.training_examples import Ask, Shown, check_skipped, open_all, read_gaze
-from arr_coc.data.worlds.world import Box
-from arr_coc.evaluation.metrics import cells_inside
+from arr_coc.data.boxes import Box, cells_inside
+from arr_coc.data.example import Example, MissingPicture, group_by_picture
+from arr_coc.data.gaze_maps import read_map
 from arr_coc.families.family import open_family
 from arr_coc.realizing import ARRCOCLayer
 from arr_coc.runtime.atomic_files import set_aside, write_aside
-from arr_coc.training.encoding import Seer
+from arr_coc.training.encoding import PictureEncoder
 
-FORMAT = 4  # to be raised when the same source gives other features or targets
+FORMAT = 5  # to be raised when the same source gives other features or targets
 SHARD = 64  # pictures
 INDEX = "index.json"
-# What lies one cell beside the boxes, two cells, nothing in particular, what is alike; what distracts is worth nothing.
-BESIDE, NEAR, BACKGROUND, ALIKE = 0.45, 0.35, 0.2, 0.1
+MOST_SKIPPED = 0.1  # of the pictures
+# One cell beside the boxes, two cells, the background, lookalikes; distractors are worth nothing.
+BESIDE, NEAR, BACKGROUND, LOOKALIKE = 0.45, 0.35, 0.2, 0.1
+
+logger = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
@@ -48,13 +53,19 @@ class Batch(NamedTuple):
     grid: Grid  # of the tokens
 
 
+def cache_directory() -> Path:
+    """Where features are kept between runs: `ARR_COC_CACHE`, or below the user's cache directory."""
+    given = os.environ.get("ARR_COC_CACHE")
+    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "arr-coc"
+
+
 @torch.no_grad()
 def write_features(
     directory: str | Path,
     model: Any,
     processor: Any,
     layer: ARRCOCLayer,
-    shown: Iterable[Shown],
+    examples: Iterable[Example],
     *,
     query_layers: int = 0,
     gaze: bool = False,
@@ -66,7 +77,8 @@ def write_features(
         directory (`str` or `Path`): made if need be.
         model (`PreTrainedModel`), processor (`ProcessorMixin`): the frozen base.
         layer (`ARRCOCLayer`): makes the texture; its weights do not matter.
-        shown (`Iterable[Shown]`): always the same in the same order, see `examples`.
+        examples (`Iterable[Example]`): always the same in the same order; a picture is encoded once for all that follow
+            each other. What cannot be read is named, and refused when it is more than one picture in ten.
         query_layers (`int`, *optional*, defaults to 0): as in [`~arr_coc.prepare`].
         gaze (`bool`, *optional*, defaults to `False`): as mode `"saccade"` sees them: tokens of the gestalt, texture
             and targets of the windows.
@@ -74,51 +86,60 @@ def write_features(
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    family, stream, number, done = open_family(model), iter(shown), 0, 0
+    encode = PictureEncoder(open_family(model), processor, layer, gaze)
+    stream, number, done = group_by_picture(examples), 0, 0
     skipped: list[str] = []
-    while some := list(islice(stream, SHARD)):
+    while groups := list(islice(stream, SHARD)):
         path = directory / f"{number:05}.safetensors"
         if not path.exists():
-            see = Seer(family, processor, layer, gaze)
-            _write_shard(path, see, some, query_layers)
+            _write_shard(path, encode, groups, query_layers)
         with safe_open(path, "pt") as file:
             skipped += json.loads(file.metadata()["skipped"])
-        number, done = number + 1, done + len(some)
+        number, done = number + 1, done + len(groups)
         if progress is not None:
             progress(done)
-    check_skipped(skipped, done)
+    if skipped:
+        message = f"{len(skipped)} of {done} pictures cannot be read, the first is {skipped[0]}"
+        if len(skipped) > MOST_SKIPPED * done:
+            raise ValueError(message)
+        logger.warning(message)
     write_aside(directory / INDEX, json.dumps({"shards": number, "pictures": done}) + "\n")
 
 
-def _write_shard(path: Path, see: Seer, some: list[Shown], query_layers: int) -> None:
-    family, processor = see.family, see.processor
-    tokens, textures, targets, index, asked, kinds, origins = [], [], [], [], [], [], []
+def _write_shard(path: Path, encode: PictureEncoder, groups: list[list[Example]], query_layers: int) -> None:
+    family, processor = encode.family, encode.processor
+    tokens, textures, targets, index, asked, kinds, ids = [], [], [], [], [], [], []
     grids: list[Grid] = []
     cells: list[Grid] = []
     rows: list[Tensor] = []
     places: dict[int, int] = {}  # of words that are the same everywhere
-    pictures, skipped = open_all(some)
-    for one, picture in pictures:
-        seen = see(picture)
-        tokens.append(seen.tokens.half())
-        textures.append(seen.texture.half())
-        for number, ask in enumerate(one.asks):
-            ids = processor.tokenizer(ask.question, add_special_tokens=False, return_tensors="pt")["input_ids"][0]
-            if not len(ids):
+    skipped: list[str] = []
+    for group in groups:
+        try:
+            encoded = encode(group[0].picture)
+            wanted = [make_target(example, encoded.cells, encoded.reach) for example in group]
+        except MissingPicture as error:
+            skipped.append(f"{group[0].picture_id or group[0].id} ({error})")
+            continue
+        tokens.append(encoded.tokens.half())
+        textures.append(encoded.texture.half())
+        for example, target in zip(group, wanted, strict=True):
+            words = processor.tokenizer(example.question, add_special_tokens=False, return_tensors="pt")["input_ids"][0]
+            if not len(words):
                 continue
-            found = family.embed_words(ids.to(family.target.device), query_layers).half().cpu()
-            for word, row in zip(ids.tolist(), found, strict=True):
+            embedded = family.embed_words(words.to(family.target.device), query_layers).half().cpu()
+            for word, row in zip(words.tolist(), embedded, strict=True):
                 known = places.get(word) if query_layers == 0 else None
                 if known is None:
                     known = places[word] = len(rows)
                     rows.append(row)
                 index.append(known)
-            targets.append((make_target(ask, seen.cells, seen.reach) * 255).round().to(torch.uint8).flatten())
-            asked.append((len(grids), len(ids)))
-            kinds.append(ask.kind)
-            origins.append((one.name, number))
-        grids.append(seen.grid)
-        cells.append(seen.cells)
+            targets.append((target * 255).round().to(torch.uint8).flatten())
+            asked.append((len(grids), len(words)))
+            kinds.append(example.kind)
+            ids.append(example.id)
+        grids.append(encoded.grid)
+        cells.append(encoded.cells)
     names = sorted(set(kinds))
     content = {
         "tokens": torch.cat(tokens) if tokens else torch.zeros(0, 1),
@@ -131,31 +152,36 @@ def _write_shard(path: Path, see: Seer, some: list[Shown], query_layers: int) ->
         "asked": torch.tensor(asked, dtype=torch.long).view(-1, 2),  # picture, number of words
         "kinds": torch.tensor([names.index(kind) for kind in kinds], dtype=torch.long),
     }
-    about = {"kinds": json.dumps(names), "skipped": json.dumps(skipped), "origins": json.dumps(origins)}
+    about = {"kinds": json.dumps(names), "skipped": json.dumps(skipped), "ids": json.dumps(ids)}
     with set_aside(path) as aside:
         save_file({name: value.contiguous() for name, value in content.items()}, aside, about)
 
 
-def make_target(ask: Ask, grid: Grid, reach: tuple[float, float] = (1.0, 1.0)) -> Tensor:
-    """What had to be looked at, `[h, w]` in [0, 1]: boxes, what surrounds them, nothing, what is alike, what distracts.
+def make_target(example: Example, grid: Grid, reach: tuple[float, float] = (1.0, 1.0)) -> Tensor:
+    """How relevant each cell should be, `[h, w]` in [0, 1]: boxes, around them, background, lookalikes, distractors.
 
     A budget is larger than most boxes. What fills it first is what lies around them: without the cell to its left a
-    model does not see where a word begins. Last comes what was not asked for. The picture fills `reach` of the grid's
-    width and height.
+    model does not see where a word begins. Last comes what was not asked for.
+
+    Args:
+        example (`Example`): with boxes, or with a mask, which is the target itself; with neither, what is asked for is
+            not there, and nothing is relevant.
+        grid (`Grid`): of the cells.
+        reach (`tuple[float, float]`, *optional*): shares of the grid's width and height that the picture fills.
     """
-    if reach != (1.0, 1.0):
-        boxes, others, alike = (_within(some, reach) for some in (ask.boxes, ask.others, ask.alike))
-        ask = replace(ask, boxes=boxes, others=others, alike=alike)
-    if ask.gaze is not None:
-        return torch.from_numpy(read_gaze(ask.gaze, grid[1], grid[2]))
-    inside = cells_inside(ask.boxes, grid[1], grid[2]).float()
-    if not len(ask.boxes):
-        return inside  # it is not there: nothing matters
+    if example.mask is not None:
+        return torch.from_numpy(read_map(example.mask, grid[1], grid[2]))
+    boxes, distractors, lookalikes = (
+        _within(part, reach) for part in (example.boxes, example.distractors, example.lookalikes)
+    )
+    inside = cells_inside(boxes, grid[1], grid[2]).float()
+    if not boxes:
+        return inside
     beside = _grown(inside)
-    other = cells_inside([box for box in ask.others if not _meets(box, ask.boxes)], grid[1], grid[2])
+    apart = cells_inside([box for box in distractors if not _meets(box, boxes)], grid[1], grid[2])
     around = torch.where(beside > 0, BESIDE, torch.where(_grown(beside) > 0, NEAR, BACKGROUND))
-    around = around.masked_fill(cells_inside(ask.alike, grid[1], grid[2]), ALIKE)
-    return torch.where(inside > 0, 1.0, around.masked_fill(other, 0.0))
+    around = around.masked_fill(cells_inside(lookalikes, grid[1], grid[2]), LOOKALIKE)
+    return torch.where(inside > 0, 1.0, around.masked_fill(apart, 0.0))
 
 
 def _within(boxes: Sequence[Box], reach: tuple[float, float]) -> tuple[Box, ...]:
@@ -192,8 +218,7 @@ class _Place:
     words: int
     first_target: int
     kind: str
-    name: str
-    ask: int
+    id: str
 
 
 class Features:
@@ -218,17 +243,17 @@ class Features:
 
     def _add(self, path: Path) -> None:
         with safe_open(path, "pt") as file:
-            names, origins = (json.loads(file.metadata()[name]) for name in ("kinds", "origins"))
+            names, ids = (json.loads(file.metadata()[name]) for name in ("kinds", "ids"))
         shard = load_file(path)
         shard.setdefault("cells", shard["grids"])
         firsts, first_cells = (
             (counts.cumsum(0) - counts).tolist() for counts in (shard[name].prod(dim=1) for name in ("grids", "cells"))
         )
         word, target = 0, 0
-        asks = zip(shard["asked"].tolist(), shard["kinds"].tolist(), origins, strict=True)
-        for (picture, words), kind, origin in asks:
+        asked = zip(shard["asked"].tolist(), shard["kinds"].tolist(), ids, strict=True)
+        for (picture, words), kind, name in asked:
             first = (firsts[picture], first_cells[picture])
-            place = _Place(len(self.shards), picture, *first, word, words, target, names[kind], *origin)
+            place = _Place(len(self.shards), picture, *first, word, words, target, names[kind], name)
             self.places.append(place)
             t, h, w = shard["cells"][picture].tolist()
             frames, rows, columns = shard["grids"][picture].tolist()

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from arr_coc.data.sources import GAZE, open_source, sizes_of
+from arr_coc.data.sources import GAZE, open_places, sizes_of
 from arr_coc.inference.load import load_model, load_processor
-from arr_coc.training.feature_cache import INDEX, Batch, Features, features_key, weights_key, write_features
+from arr_coc.training.feature_cache import (
+    INDEX,
+    Batch,
+    Features,
+    cache_directory,
+    features_key,
+    weights_key,
+    write_features,
+)
 from arr_coc.training.proxy import ProxyTask
 from arr_coc.training.schedule import Schedule, Source
 from arr_coc.training.trainer import LoopConfig, Say, check_run, open_accelerator, open_layer, train
-
-
-def cache_directory() -> Path:
-    """Where features are kept between runs: `ARR_COC_CACHE`, or below the user's cache directory."""
-    given = os.environ.get("ARR_COC_CACHE")
-    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "arr-coc"
 
 
 def train_proxy(
@@ -42,7 +43,7 @@ def train_proxy(
 
     Args:
         data (`Sequence[str]`): sources, each with an equal share of the steps; see
-            [`~arr_coc.data.sources.open_source`].
+            [`~arr_coc.data.sources.open_places`].
         out (`str` or `Path`): directory of the run.
         base (`str`, *optional*, defaults to `"embedded"`): directory or Hub id of the model.
         config (`LoopConfig`, *optional*): see there.
@@ -71,7 +72,7 @@ def train_proxy(
     weights, sources = weights_key(model), []
     opened: dict[str, Features] = {}  # one that is named twice is read once
     for name in data:
-        shown = open_source(name, samples, config.seed)
+        shown = open_places(name, samples, config.seed)
         gaze = name.startswith(GAZE)
         parts = (samples, config.seed, query_layers, *([GAZE] if gaze else []), sizes_of(name))
         key = features_key(weights, processor, layer, name.removeprefix(GAZE), *parts)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from arr_coc import ARRCOCQwen
-from arr_coc.data.worlds import make_sample
+from arr_coc.data.worlds import make_example
 from arr_coc.evaluation.samples import answer_samples, exact_match
 
 pytestmark = [
@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("lmms_eval") is None, reason="needs lmms-eval: make test-lmms"),
 ]
 KINDS = [("scenes", "read"), ("scenes", "count_color"), ("pages", "page_cell")]
-SAMPLES = [make_sample(world, seed, kind) for world, kind in KINDS for seed in range(5)]
+SAMPLES = [make_example(world, seed, kind) for world, kind in KINDS for seed in range(5)]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Worlds: drawn pictures with questions whose answers are known, and boxes of what must be looked at."""
 
 from arr_coc.data.worlds import camouflage, needles, pages, scenes, void  # noqa: F401  (they register themselves)
-from arr_coc.data.worlds.world import Sample, Scene, draw_scene, list_worlds, make_sample, open_world, split_seed
+from arr_coc.data.worlds.world import Scene, draw_scene, list_worlds, make_example, open_world, split_seed
 
-__all__ = ["Sample", "Scene", "draw_scene", "list_worlds", "make_sample", "open_world", "split_seed"]
+__all__ = ["Scene", "draw_scene", "list_worlds", "make_example", "open_world", "split_seed"]

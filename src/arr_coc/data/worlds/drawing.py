@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from arr_coc.data.worlds.world import Box, Size, Thing
+from arr_coc.data.boxes import Box
+from arr_coc.data.worlds.world import Size, Thing
 
 Colour = tuple[int, int, int]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from arr_coc.data.boxes import Box
 from arr_coc.data.worlds.drawing import (
     SHAPES,
     Canvas,
@@ -18,7 +19,7 @@ from arr_coc.data.worlds.drawing import (
 )
 from arr_coc.data.worlds.scenes import visible_colours
 from arr_coc.data.worlds.wording import put
-from arr_coc.data.worlds.world import Box, Question, Scene, Size, Thing, World, register_world
+from arr_coc.data.worlds.world import Question, Scene, Size, Thing, World, register_world
 
 _LETTERS = (18, 24)  # height of the signs' letters, whatever the size of the picture
 

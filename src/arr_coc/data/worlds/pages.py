@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from arr_coc.data.boxes import Box
 from arr_coc.data.worlds.drawing import COLOURS, Canvas, Colour, Font, choose_font, jitter, make_ground, random_text
 from arr_coc.data.worlds.wording import put
-from arr_coc.data.worlds.world import Box, Question, Scene, Size, World, register_world
+from arr_coc.data.worlds.world import Question, Scene, Size, World, register_world
 
 Maker = Callable[[random.Random], str]
 
@@ -80,6 +81,7 @@ class Pages(World):
 
     kinds = ("page_value", "page_cell", "page_title", "page_footnote")
     sides = (256, 768)
+    distracting = False  # on a page that is not understood, other lines are where the answer may be
 
     def draw(self, rng: random.Random, size: Size, kind: str, varied: bool = False) -> Scene:
         """Draw until the page can be asked a question of the kind."""

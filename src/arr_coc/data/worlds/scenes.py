@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from arr_coc.data.boxes import Box
 from arr_coc.data.worlds.drawing import (
     COLOURS,
     SHAPES,
@@ -16,7 +17,7 @@ from arr_coc.data.worlds.drawing import (
     random_text,
 )
 from arr_coc.data.worlds.wording import put
-from arr_coc.data.worlds.world import Box, Question, Scene, Size, World, register_world
+from arr_coc.data.worlds.world import Question, Scene, Size, World, register_world
 
 # side -> (axis, sign): a thing is left of another if its far edge lies before the other's near edge
 _SIDES = {"left of": (0, -1), "right of": (0, 1), "above": (1, -1), "below": (1, 1)}

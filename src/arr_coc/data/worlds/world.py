@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, TypeVar
 
 from PIL import Image
 
-Box = tuple[float, float, float, float]
+from arr_coc.data.boxes import Box, clip_box
+from arr_coc.data.example import Example
+
 Size = tuple[int, int]
 Split = Literal["train", "validation", "test"]
 
@@ -51,37 +53,18 @@ class Scene:
     things: tuple[Thing, ...] = field(default=(), repr=False)
 
 
-@dataclass(frozen=True, eq=False)
-class Sample:
-    """One picture with one question.
-
-    Args:
-        picture (`PIL.Image.Image`): RGB.
-        question, answer, kind (`str`): as in [`Question`].
-        boxes (`tuple[Box, ...]`): what must be looked at, as shares of the picture's sides.
-        world (`str`): where it is from.
-        seed (`int`): makes it again.
-    """
-
-    picture: Image.Image
-    question: str
-    answer: str
-    kind: str
-    boxes: tuple[Box, ...]
-    world: str
-    seed: int
-
-
 class World(ABC):
     """A deterministic generator of scenes.
 
     Attributes:
         kinds (`tuple[str, ...]`): the kinds of questions it asks.
         sides (`tuple[int, int]`): shortest and longest side, in pixels, of pictures whose size the seed decides.
+        distracting (`bool`): whether what is not asked for only distracts.
     """
 
     kinds: ClassVar[tuple[str, ...]]
     sides: ClassVar[tuple[int, int]] = (128, 512)
+    distracting: ClassVar[bool] = True
 
     @abstractmethod
     def draw(self, rng: random.Random, size: Size, kind: str, varied: bool = False) -> Scene:
@@ -154,7 +137,7 @@ def split_seed(split: Split, index: int) -> int:
 
 
 def draw_scene(world: str, seed: int, kind: str | None = None, size: Size | None = None, varied: bool = False) -> Scene:
-    """The scene of a seed, with all questions it can be asked; arguments as in [`make_sample`]."""
+    """The scene of a seed, with all questions it can be asked; arguments as in [`make_example`]."""
     chosen = open_world(world)
     rng = random.Random(f"{world} {seed}")
     drawn = (rng.randint(*chosen.sides), rng.randint(*chosen.sides))
@@ -168,10 +151,10 @@ def draw_scene(world: str, seed: int, kind: str | None = None, size: Size | None
     return chosen.draw(rng, (width, height), wanted, varied)
 
 
-def make_sample(
+def make_example(
     world: str, seed: int, kind: str | None = None, size: Size | None = None, varied: bool = False
-) -> Sample:
-    """The sample of a seed: the same picture, question and answer on every call.
+) -> Example:
+    """The example of a seed: the same picture, question and answer on every call. It holds its picture.
 
     Args:
         world (`str`): see [`list_worlds`].
@@ -180,15 +163,19 @@ def make_sample(
         size (`tuple[int, int]`, *optional*): width and height in pixels; by default the seed decides, within
             the world's `sides`.
         varied (`bool`, *optional*, defaults to `False`): write also with DejaVu, where matplotlib is installed; a seed
-            then gives the same sample only where the same fonts are.
+            then gives the same example only where the same fonts are.
+
+    Returns:
+        [`~arr_coc.data.example.Example`]: everything else in the picture is among its `distractors`, where it is no
+        place in which the answer could be.
 
     Example:
 
     ```python
-    >>> from arr_coc.data.worlds import make_sample
-    >>> sample = make_sample("scenes", 1, kind="color")
-    >>> sample.question, sample.answer
-    ('what color is the circle?', 'orange')
+    >>> from arr_coc.data.worlds import make_example
+    >>> example = make_example("scenes", 1, kind="color")
+    >>> example.question, example.answer, example.id
+    ('what color is the circle?', 'orange', 'scenes#1')
 
     ```
     """
@@ -198,14 +185,23 @@ def make_sample(
     kinds = sorted({question.kind for question in wanted})
     asked_kind = rng.choice(kinds)
     question = rng.choice([question for question in wanted if question.kind == asked_kind])
-    return sample_of(scene, question, world, seed)
+    example = ask_scene(scene, question, f"{world}#{seed}")
+    if not open_world(world).distracting:
+        return example
+    width, height = scene.picture.size
+    boxes = (
+        clip_box((left / width, top / height, right / width, bottom / height))
+        for left, top, right, bottom in (thing.box for thing in scene.things)
+    )
+    return replace(example, distractors=tuple(box for box in boxes if box is not None))
 
 
-def sample_of(scene: Scene, question: Question, world: str, seed: int) -> Sample:
+def ask_scene(scene: Scene, question: Question, name: str) -> Example:
     """A scene with one of its questions; boxes become shares of the picture's sides."""
     width, height = scene.picture.size
     boxes = tuple(
         (max(0.0, left / width), max(0.0, top / height), min(1.0, right / width), min(1.0, bottom / height))
         for left, top, right, bottom in question.boxes
     )
-    return Sample(scene.picture, question.text, question.answer, question.kind, boxes, world, seed)
+    answers = (question.answer,)
+    return Example(question.text, scene.picture.copy, name, answers, boxes, kind=question.kind)

@@ -1,0 +1,75 @@
+"""The machine a run is on: its device, its versions, the revision of the source."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from arr_coc._version import __version__
+
+
+def check_device(device: str) -> torch.device:
+    """The device of a name.
+
+    Args:
+        device (`str`): `"cpu"` or `"cuda"`; `"cuda"` is refused where there is none.
+
+    Returns:
+        `torch.device`: the same, for torch.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.runtime.machine import check_device
+    >>> check_device("cpu")
+    device(type='cpu')
+
+    ```
+    """
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"`device` must be cpu or cuda, got {device!r}; CUDA_VISIBLE_DEVICES chooses among several")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("there is no CUDA device; use cpu")
+    return torch.device(device)
+
+
+def describe_machine(model: Any) -> dict[str, Any]:
+    """What times depend on: the processor, threads, dtype, attention and versions."""
+    device = model.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        "machine": name,
+        "threads": torch.get_num_threads(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "attention": str(model.config._attn_implementation),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "arr_coc": __version__,
+    }
+
+
+def environment() -> dict[str, Any]:
+    """What a training run depends on beside its settings."""
+    return {
+        "arr_coc": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "revision": find_revision(),
+    }
+
+
+def find_revision() -> str | None:
+    """The git revision of the package's source, where it lies in a repository."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
