@@ -102,6 +102,7 @@ def test_a_batch_of_a_world_draws_each_example_once(monkeypatch):
     assert all(np.array_equal(one, other) for one, other in zip(pictures, again, strict=True))
 
 
+@pytest.mark.slow
 def test_ids_questions_and_pictures_are_the_same_in_another_process(tmp_path):
     write_photos(tmp_path)
     code = (

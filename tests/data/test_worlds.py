@@ -154,6 +154,7 @@ def test_counts_are_spread_and_no_answer_can_be_guessed():
     assert 0.05 < sum(answer != "0" for answer in voids) / 150 < 0.4
 
 
+@pytest.mark.slow
 def test_a_seed_gives_one_sample_in_every_process():
     code = (
         "import hashlib; from arr_coc.data.worlds import *; "

@@ -291,6 +291,7 @@ def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 def test_many_calls_leave_nothing_behind():

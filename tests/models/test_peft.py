@@ -32,6 +32,7 @@ def test_lora_is_found_below_the_wrapper_and_acts(adapted):
     assert not torch.equal(without, answers)
 
 
+@pytest.mark.filterwarnings("ignore:Could not find a config file")  # a tiny model has no checkpoint
 def test_lora_learns_through_an_attachment(adapted, tmp_path):
     family, model = adapted
     data = inputs_for(family, IMAGE_PROMPT)

@@ -20,6 +20,7 @@ def make_loader(monkeypatch):
     return load
 
 
+@pytest.mark.slow
 def test_the_layer_benchmark_runs_and_writes_its_rows(load, monkeypatch, tmp_path, capsys):
     benchmark = load("layer")
     monkeypatch.setitem(benchmark.GRIDS, "cpu", [(2, 3), (4, 4)])
@@ -49,6 +50,7 @@ def test_committed_results_meet_the_bars():
         assert growth <= 94 * 126 / 256
 
 
+@pytest.mark.slow
 def test_the_attach_benchmark_runs_and_replaces_what_it_measured_before(load, tmp_path):
     out = tmp_path / "rows.json"
     for _ in range(2):

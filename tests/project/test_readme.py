@@ -26,6 +26,7 @@ def test_its_python_runs(monkeypatch, capsys):
     assert "('relevance',)" in printed
 
 
+@pytest.mark.slow
 def test_its_commands_answer_what_it_says(monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     variables = dict(re.findall(r"^(\w+) *\?= (.*)$", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
