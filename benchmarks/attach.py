@@ -21,7 +21,8 @@ from arr_coc import ARRCOCConfig, ARRCOCLayer, create_selector, prepare
 from arr_coc.evaluation.shapes import build_shape, inputs_for_shape
 from arr_coc.evaluation.timing import cache_bytes
 from arr_coc.families.family import open_family
-from arr_coc.prompting.prune import Settings, prepare_with_outputs
+from arr_coc.inference.session import Session
+from arr_coc.prompting.settings import Settings
 from arr_coc.runtime.stopwatch import OFF, Stopwatch
 
 KEPT = (1024, 400, 200, 64)
@@ -54,7 +55,7 @@ def measure(model: torch.nn.Module, name: str, grid: tuple[int, int], clock: Clo
     def select(kept, watch=OFF):
         selector, budget = (create_selector("full"), None) if kept == "full" else (layer, kept)
         settings = Settings(budget=budget, on_error="raise")
-        return prepare_with_outputs(family, data, selector, settings, watch).inputs
+        return Session(family, selector, settings).prepare(data, watch).inputs
 
     kinds = ["full", *[count for count in KEPT if count < total]]
     whole = {"plain": lambda: first_token(data)}

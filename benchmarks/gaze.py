@@ -25,8 +25,8 @@ from arr_coc import ARRCOCConfig, ARRCOCLayer, patches_from_picture, prepare
 from arr_coc.evaluation.shapes import IDS, build_shape
 from arr_coc.families.family import open_family
 from arr_coc.gaze.plan import DEFAULT_BUDGET, Gaze, plan_gaze
-from arr_coc.gaze.source import NativeSight
-from arr_coc.prompting.prune import prepare_with_outputs
+from arr_coc.gaze.source import NativeSource
+from arr_coc.inference.session import Session
 from arr_coc.prompting.settings import Settings
 from arr_coc.runtime.cuda_graphs import GraphCache, may_replay
 from arr_coc.runtime.stopwatch import Stopwatch
@@ -53,7 +53,7 @@ class Methods:
         self.graphs = GraphCache()
         self.cut = self.family.cut()
         self.cell = self.cut["patch_size"] * self.cut["merge_size"]
-        self.grid = NativeSight(picture, self.cut, picture.device).grid
+        self.grid = NativeSource(picture, self.cut, picture.device).grid
         words = torch.randint(100, 5000, (WORDS,), generator=torch.Generator().manual_seed(0)).tolist()
         self.before, self.after = words[:8], words[8:]
 
@@ -106,14 +106,14 @@ class Methods:
         watch = Stopwatch(self.picture.device)
         inputs = self.inputs(None, (1, 4, 4))
         settings = Settings(mode="saccade", images=[self.picture], on_error="raise")
-        prepared = prepare_with_outputs(self.family, inputs, self.layer, settings, watch)
+        prepared = Session(self.family, self.layer, settings).prepare(inputs, watch)
         with watch.stage("prefill"):
             self.first_token(prepared.inputs)
         return {"tokens": prepared.used, **{name: round(value, 2) for name, value in watch.milliseconds.items()}}
 
     def texture(self) -> Any:
         """One pass over the pixels, then all channels, which are replayed as they are inside the layer."""
-        sight = NativeSight(self.picture, self.cut, self.picture.device)
+        sight = NativeSource(self.picture, self.cut, self.picture.device)
         plan = plan_gaze(sight.grid, None, Gaze())
         tokens = torch.zeros(1, plan.gestalt[1] * plan.gestalt[2], self.layer.config.hidden_size, device=sight.device)
         maps = sight.measure(plan)

@@ -18,7 +18,8 @@ from timing import Clock, machine, write_json
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer
 from arr_coc.evaluation.shapes import build_shape, inputs_for_shape
-from arr_coc.training.answers import AnswersTask, Asking, BudgetPlan
+from arr_coc.training.answers import AnswerBatch, AnswersTask
+from arr_coc.training.config import TrainConfig
 from arr_coc.training.estimators import ESTIMATORS
 from arr_coc.training.losses import total
 
@@ -26,19 +27,20 @@ NAMES = ("Qwen3-VL-2B", "Qwen3-VL-4B")
 ANSWER = 8  # tokens
 
 
-def batch_for(model: torch.nn.Module, size: int, grid: tuple[int, int]) -> Asking:
+def batch_for(model: torch.nn.Module, size: int, grid: tuple[int, int]) -> AnswerBatch:
     """Pictures with questions, whose last tokens are the answers."""
     rows = [inputs_for_shape(model, grid) for _ in range(size)]
     inputs = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
     labels = inputs["input_ids"].clone()
     labels[:, :-ANSWER] = -100
-    return Asking({**inputs, "labels": labels}, torch.ones(size, device=labels.device), 0, 0)
+    return AnswerBatch({**inputs, "labels": labels}, torch.ones(size, device=labels.device), 0, 0)
 
 
 def measure(model: torch.nn.Module, name: str, estimator: str, size: int, grid: tuple[int, int], clock: Clock) -> dict:
     target = next(model.parameters()).device
     layer = ARRCOCLayer(ARRCOCConfig.for_model(model)).to(target)
-    task = AnswersTask(layer, model, estimator, None, BudgetPlan.parse("0.25"), 100).to(target)
+    config = TrainConfig(["scenes"], "runs", "answers", estimator=estimator, steps=100)
+    task = AnswersTask(layer, model, None, config).to(target)
     optimizer = torch.optim.AdamW(task.parameters(), lr=1e-3)
     batch = batch_for(model, size, grid)
 

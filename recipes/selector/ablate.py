@@ -13,14 +13,14 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from arr_coc.data.training_examples import Shown, expression_examples, world_examples
 from check import SIZES, look
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer
 from arr_coc.config import EMBEDDED
 from arr_coc.data.sources import open_source
-from arr_coc.data.training_examples import Shown, expression_examples, world_examples
-from arr_coc.data.worlds import make_sample, split_seed
-from arr_coc.evaluation.samples import answer_samples, exact_match
+from arr_coc.data.worlds import make_example, split_seed
+from arr_coc.evaluation.answers import answer_examples, exact_match
 from arr_coc.inference.load import load_model, load_processor
 from arr_coc.runtime.atomic_files import write_aside
 from arr_coc.training.feature_cache import INDEX, Features, features_key, weights_key, write_features
@@ -140,7 +140,7 @@ def main(
     model, processor = load_model(base, dtype=torch.float32).to(device), load_processor(base)
     key = weights_key(model)
     asked = {
-        world: [make_sample(world, split_seed("validation", index), None, size) for index in range(n)]
+        world: [make_example(world, split_seed("validation", index), None, size) for index in range(n)]
         for world, size in SIZES.items()
     }
     found: dict[str, Any] = {"steps": steps, "samples": n, "budget": BUDGET, "rows": {}}
@@ -170,7 +170,7 @@ def main(
         layer.eval()
         row = {source[5:]: look({"it": layer}, one)["it"] for source, one in opened.items() if "held" in source}
         for world, samples in asked.items():
-            answers = answer_samples(model, processor, samples, layer, BUDGET, query_layers=layers)
+            answers = answer_examples(model, processor, samples, layer, BUDGET, query_layers=layers)
             row[f"{world} answered"] = round(exact_match(samples, answers), 4)
         found["rows"][name] = row
         print(name, row, flush=True)

@@ -12,14 +12,15 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from arr_coc.data.training_examples import clip_box, coco_examples, expression_examples, read_rows, world_examples
 
 from arr_coc import ARRCOCLayer, ARRCOCQwen, create_selector
 from arr_coc.balancing import SCORES, TENSIONS
 from arr_coc.config import EMBEDDED
-from arr_coc.data.training_examples import clip_box, coco_examples, expression_examples, read_rows, world_examples
-from arr_coc.data.worlds import draw_scene, make_sample, split_seed
-from arr_coc.evaluation.metrics import cells_inside, coverage, overlap
-from arr_coc.evaluation.samples import answer_samples, exact_match
+from arr_coc.data.boxes import cells_inside
+from arr_coc.data.worlds import draw_scene, make_example, split_seed
+from arr_coc.evaluation.answers import answer_examples, exact_match
+from arr_coc.evaluation.metrics import coverage, overlap
 from arr_coc.inference.load import load_selector
 from arr_coc.runtime.atomic_files import write_aside
 from arr_coc.texture import CHANNELS
@@ -58,17 +59,17 @@ def look(layers: dict[str, ARRCOCLayer], features: Features) -> dict[str, float]
 def ask(vlm: ARRCOCQwen, selectors: dict[str, Any], n: int, budgets: list[float]) -> dict[str, Any]:
     """Share of exact answers by budget and selector, and the selector's share of the oracle's."""
     samples = {
-        world: [make_sample(world, split_seed("test", FIRST + index), None, size) for index in range(n)]
+        world: [make_example(world, split_seed("test", FIRST + index), None, size) for index in range(n)]
         for world, size in SIZES.items()
     }
     together = [sample for some in samples.values() for sample in some]
     model, processor = vlm.model, vlm.processor
-    found: dict[str, Any] = {"full": exact_match(together, answer_samples(model, processor, together))}
+    found: dict[str, Any] = {"full": exact_match(together, answer_examples(model, processor, together))}
     for budget in budgets:
         row: dict[str, Any] = {}
         for name, selector in selectors.items():
             right = {
-                world: exact_match(some, answer_samples(model, processor, some, selector, budget))
+                world: exact_match(some, answer_examples(model, processor, some, selector, budget))
                 for world, some in samples.items()
             }
             row[name] = {"all": round(sum(right.values()) / len(right), 4)} | {w: round(v, 4) for w, v in right.items()}
@@ -85,7 +86,7 @@ def camouflage(vlm: ARRCOCQwen, n: int, budget: float) -> dict[str, float]:
     wins, text, box = 0, 0, 0
     for index in range(n):
         seed = split_seed("test", FIRST + index)
-        sample, scene = (make("camouflage", seed, None, (512, 512)) for make in (make_sample, draw_scene))
+        sample, scene = (make("camouflage", seed, None, (512, 512)) for make in (make_example, draw_scene))
         answer = vlm.answer(sample.picture, sample.question, budget=budget)
         (_, rows, columns), cells = answer.kept[0]
         kept = torch.zeros(rows * columns, dtype=torch.bool)

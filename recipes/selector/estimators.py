@@ -14,8 +14,8 @@ import typer
 
 from arr_coc import ARRCOCLayer
 from arr_coc.config import EMBEDDED
-from arr_coc.data.worlds import make_sample, split_seed
-from arr_coc.evaluation.samples import answer_samples, exact_match
+from arr_coc.data.worlds import make_example, split_seed
+from arr_coc.evaluation.answers import answer_examples, exact_match
 from arr_coc.inference.load import load_model, load_processor
 from arr_coc.runtime.atomic_files import write_aside
 from arr_coc.training.answers_stage import train_answers
@@ -40,14 +40,14 @@ def main(
 ) -> None:
     model, processor = load_model(base, dtype=torch.float32).to(device), load_processor(base)
     asked = {
-        world: [make_sample(world, split_seed("validation", index), None, (512, 512)) for index in range(n)]
+        world: [make_example(world, split_seed("validation", index), None, (512, 512)) for index in range(n)]
         for world in ("scenes", "camouflage")
     }
 
     def measure(selector: Path) -> dict[str, float]:
         layer = ARRCOCLayer.from_pretrained(selector).to(device)
         return {
-            f"{world} {budget}": round(exact_match(some, answer_samples(model, processor, some, layer, budget)), 4)
+            f"{world} {budget}": round(exact_match(some, answer_examples(model, processor, some, layer, budget)), 4)
             for world, some in asked.items()
             for budget in BUDGETS
         }

@@ -20,7 +20,8 @@ from arr_coc import ChatTokens, Gaze, create_selector, prepare
 from arr_coc.config import EMBEDDED
 from arr_coc.data.example import Example
 from arr_coc.data.worlds import make_example, split_seed
-from arr_coc.evaluation.samples import answer_samples, exact_match, make_inputs
+from arr_coc.evaluation.answers import answer_examples, exact_match
+from arr_coc.inference.messages import make_inputs, make_messages
 from arr_coc.inference.load import load_model, load_processor, load_selector
 from arr_coc.inference.messages import stand_in
 from arr_coc.runtime.atomic_files import write_aside
@@ -76,7 +77,7 @@ class Bench:
             samples = self.draw(world)
             # all tokens of the largest pictures take gigabytes of attention
             batch = 2 if selector is None or options.get("mode") != "saccade" else 8
-            answers = answer_samples(self.model, self.processor, samples, selector, budget, batch, **options)
+            answers = answer_examples(self.model, self.processor, samples, selector, budget, batch, **options)
             cell[what] = round(exact_match(samples, answers), 4)
         print(table, row, world, cell, flush=True)
         if self.out is not None:
@@ -89,7 +90,9 @@ class Bench:
         with torch.inference_mode():
             for sample in [samples[0], samples[0], *samples]:  # the first two warm up
                 shown = stand_in(sample.picture) if options else sample.picture
-                inputs = make_inputs(self.model, self.processor, [shown], [sample.question])
+                inputs = make_inputs(
+                    self.processor, [make_messages(shown, sample.question)], self.model.device, self.model.dtype
+                )
                 picture = torch.from_numpy(np.array(sample.picture)).permute(2, 0, 1).contiguous().to(self.device)
                 images = {"images": [picture]} if options else {}
                 self.synchronise()

@@ -20,7 +20,7 @@ from arr_coc.data.worlds import make_example, split_seed
 from arr_coc.evaluation.run import Opened
 from arr_coc.families.family import open_family
 from arr_coc.inference.load import load_model, load_processor
-from arr_coc.prompting.prune import prepare_with_outputs
+from arr_coc.inference.session import Session
 from arr_coc.prompting.settings import Settings
 from arr_coc.selectors.contract import Selection, TokenSelector
 from arr_coc.selectors.linear import describe_cells
@@ -49,7 +49,7 @@ def collect(opened: Opened, samples: int) -> tuple[torch.Tensor, torch.Tensor, t
             if not sample.boxes:
                 continue
             inputs = opened.ask([sample.question], [sample.picture])
-            prepare_with_outputs(family, inputs, selector, Settings(chat=opened.chat, on_error="raise"))
+            Session(family, selector, Settings(chat=opened.chat, on_error="raise")).prepare(inputs)
             [query] = selector.seen
             own = cells_inside(sample.boxes, *query.grid[1:]).flatten()
             if own.all():

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from arr_coc.inference.answer import Answer, ARRCOCQwen
     from arr_coc.inference.attach import Attachment, attach
     from arr_coc.inference.load import load_processor
+    from arr_coc.inference.session import prepare
     from arr_coc.pixels.patches import patches_from_picture, picture_from_patches
     from arr_coc.pixels.previous_frame import PreviousFrame
-    from arr_coc.prompting.prune import prepare
     from arr_coc.prompting.question import ChatTokens
     from arr_coc.realizing import ARRCOCLayer
     from arr_coc.selectors import (
@@ -69,7 +69,7 @@ _HOMES = {
     "inference.answer": ("Answer", "ARRCOCQwen"),
     "inference.attach": ("Attachment", "attach"),
     "inference.load": ("load_processor",),
-    "prompting.prune": ("prepare",),
+    "inference.session": ("prepare",),
     "pixels.patches": ("patches_from_picture", "picture_from_patches"),
     "pixels.previous_frame": ("PreviousFrame",),
     "prompting.question": ("ChatTokens",),

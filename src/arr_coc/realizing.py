@@ -78,6 +78,7 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
     ```
     """
 
+    ordered = True
     structure_channels: Tensor
 
     def __init__(self, config: ARRCOCConfig, text_detector: TextDetector | None = None) -> None:
@@ -102,6 +103,11 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         self._graphs = GraphCache()
         self._initialise(config.seed)
         self.compressor = make_compressor(config)
+
+    @property
+    def default_budget(self) -> Budget:  # type: ignore[override]
+        """The budget of a call that names none."""
+        return self.config.budget
 
     @torch.no_grad()
     def _initialise(self, seed: int) -> None:

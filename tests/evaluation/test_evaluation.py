@@ -22,7 +22,7 @@ from arr_coc.evaluation.contenders import OURS, known_contenders, open_contender
 from arr_coc.evaluation.records import MISSING, RECORDS, Record, Store
 from arr_coc.evaluation.report import write_report
 from arr_coc.evaluation.run import Opened, measure_looking, read_bits, run_contender, share_encodings
-from arr_coc.evaluation.samples import answer_samples
+from arr_coc.evaluation.answers import answer_examples
 from arr_coc.evaluation.sections import write_budget
 from arr_coc.evaluation.summary import SUCCESSES, attribute, summarise
 from arr_coc.evaluation.tasks import open_task
@@ -82,7 +82,7 @@ def test_answers_are_those_of_asking_one_by_one(finished):
         ("arr-coc", load_selector("embedded", model)),
         ("downsample", create_selector("downsample")),
     ):
-        expected = answer_samples(model, processor, samples, selector, 0.25, batch_size=1)
+        expected = answer_examples(model, processor, samples, selector, 0.25, batch_size=1)
         assert [row["answer"] for row in rows if row["selector"] == name] == expected
 
 
@@ -109,6 +109,7 @@ def test_the_report_needs_nothing_else_and_says_what_it_stands_on(finished):
     assert summary["items"] == {"camouflage": 3, "scenes": 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [0.3, 0.8])
 def test_a_run_that_was_killed_goes_on_and_reports_the_same(finished, tmp_path, cut):
     out = tmp_path / "out"
@@ -128,7 +129,7 @@ def test_a_finished_run_asks_nothing_again(finished, monkeypatch, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(finished, out)
     monkeypatch.setattr("arr_coc.evaluation.run.run_contender", lambda *_: pytest.fail("asked again"))
-    monkeypatch.setattr("arr_coc.commands.evaluate.time_contenders", lambda *_: pytest.fail("timed again"))
+    monkeypatch.setattr("arr_coc.evaluation.timing.time_contenders", lambda *_: pytest.fail("timed again"))
     assert call(*ARGUMENTS, "--out", out).exit_code == 0
 
 
@@ -305,6 +306,7 @@ def test_a_chart_has_every_line_and_names_do_not_lie_on_each_other():
 # times alone
 
 
+@pytest.mark.slow
 def test_the_bench_times_a_shape_and_writes_what_it_printed(tmp_path):
     out = tmp_path / "times.json"
     arguments = ("--model", "tiny Qwen3-VL", "--selectors", "arr-coc,divprune,downsample", "--size", "256")
@@ -342,6 +344,7 @@ def test_the_committed_results_say_what_the_readme_says_of_them():
     assert min(summary["items"].values()) >= 500
 
 
+@pytest.mark.slow
 def test_committed_summaries_are_those_of_their_records(tmp_path):
     for folder in (ROOT / "benchmarks" / "results").glob("eval-*"):
         lines = gzip.decompress((folder / "records.jsonl.gz").read_bytes()).decode().splitlines()

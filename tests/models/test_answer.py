@@ -83,7 +83,7 @@ def test_full_is_the_plain_model_and_pruning_is_not(vlm, picture):
 @torch.no_grad()
 def test_forward_and_generate_are_those_of_the_base(vlm):
     data = processed(vlm.processor, [photo(96, 64), photo(64, 64, 1)])
-    prepared = prepare(vlm.model, data, vlm.selector, budget=0.25, chat=vlm._calls.settings.chat)
+    prepared = prepare(vlm.model, data, vlm.selector, budget=0.25, chat=vlm._calls.session.settings.chat)
     assert torch.equal(vlm(**data).logits, vlm.model(**prepared).logits)
     assert len(vlm.output) == 2
     out = vlm.generate(**data, **SHORT, do_sample=False)
@@ -299,6 +299,7 @@ def test_the_example_is_what_the_readme_shows_and_runs(directory, picture, monke
     assert body in [block.strip() for block in shown]
 
 
+@pytest.mark.slow
 def test_it_works_with_no_network_and_no_torchvision_in_a_new_process(directory, picture):
     code = (
         "import sys; sys.modules['torchvision'] = None\n"

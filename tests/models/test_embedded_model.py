@@ -17,7 +17,7 @@ from arr_coc import ARRCOCQwen, create_selector
 from arr_coc.config import EMBEDDED_MODEL
 from arr_coc.data.example import Example
 from arr_coc.data.worlds import list_worlds, make_example, open_world, split_seed
-from arr_coc.evaluation.samples import answer_samples, exact_match
+from arr_coc.evaluation.answers import answer_examples, exact_match
 
 ROOT = Path(__file__).parents[2]
 STRANGERS = ROOT / "tests" / "strangers"
@@ -46,30 +46,35 @@ def held_out(world, kind):
     return [make_example(world, split_seed("test", 10**6 + index), kind, size) for index in range(count)]
 
 
-@pytest.mark.parametrize(("world", "kind"), KINDS)
+@pytest.mark.parametrize(
+    ("world", "kind"),
+    [pytest.param(*pair, marks=() if pair == ("scenes", "read") else pytest.mark.slow) for pair in KINDS],
+)
 def test_it_answers_what_it_was_made_for(vlm, world, kind):
     samples = held_out(world, kind)
-    score = exact_match(samples, answer_samples(vlm.model, vlm.processor, samples))
+    score = exact_match(samples, answer_examples(vlm.model, vlm.processor, samples))
     assert score >= BOUNDS[kind]
 
 
+@pytest.mark.slow
 def test_good_looking_is_told_from_bad(vlm):
     samples = held_out("scenes", "read")
     scores = {
-        name: exact_match(samples, answer_samples(vlm.model, vlm.processor, samples, create_selector(name), 0.25))
+        name: exact_match(samples, answer_examples(vlm.model, vlm.processor, samples, create_selector(name), 0.25))
         for name in ("random", "oracle")
     }
     assert scores["random"] < 0.4
     assert scores["oracle"] > 0.8
 
 
+@pytest.mark.slow
 def test_it_understands_strangers(vlm):
     samples = []
     for row in json.loads((STRANGERS / "answers.json").read_text()):
         with Image.open(STRANGERS / row["file"]) as image:
             picture = image.convert("RGB")
         samples.append(Example(row["question"], picture.copy, row["file"], (row["answer"],), kind=row["kind"]))
-    score = exact_match(samples, answer_samples(vlm.model, vlm.processor, samples))
+    score = exact_match(samples, answer_examples(vlm.model, vlm.processor, samples))
     assert score >= 0.85
 
 
@@ -98,6 +103,7 @@ def test_a_question_outside_its_scope_gets_some_answer(vlm, question):
     assert answer.tokens.used < answer.tokens.full
 
 
+@pytest.mark.slow
 def test_it_is_small_and_opens_fast():
     sizes = [path.stat().st_size for path in Path(EMBEDDED_MODEL).iterdir()]
     assert sum(sizes) <= 24e6

@@ -10,7 +10,7 @@ from arr_coc import ARRCOCLayer, ARRCOCQwen
 from arr_coc.config import EMBEDDED_SELECTOR
 from arr_coc.data.boxes import cells_inside
 from arr_coc.data.worlds import draw_scene, make_example, split_seed
-from arr_coc.evaluation.samples import answer_samples, exact_match
+from arr_coc.evaluation.answers import answer_examples, exact_match
 from arr_coc.inference.load import load_selector
 
 ROOT = Path(__file__).parents[2]
@@ -42,17 +42,19 @@ def test_it_is_small_and_names_its_base():
     assert ARRCOCLayer.from_pretrained(EMBEDDED_SELECTOR).config.base_model_name_or_path == "embedded"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world", "size", "least"), [("camouflage", 512, 0.75), ("pages", 768, 0.6)])
 def test_answers_survive_where_an_untrained_layer_loses_them(vlm, world, size, least):
     some = samples(world, 20, (size, size))
     trained, untrained = (
-        exact_match(some, answer_samples(vlm.model, vlm.processor, some, load_selector(name, vlm.model), 0.06))
+        exact_match(some, answer_examples(vlm.model, vlm.processor, some, load_selector(name, vlm.model), 0.06))
         for name in ("embedded", "arr-coc")
     )
     assert trained >= least
     assert trained > untrained
 
 
+@pytest.mark.slow
 def test_asked_gray_text_gets_the_tokens_and_not_the_bright_box(vlm):
     wins = 0
     for index, sample in enumerate(samples("camouflage", 10)):

@@ -21,15 +21,15 @@ from arr_coc import (
     patches_from_picture,
     prepare,
 )
-from arr_coc.commands.ask import draw_gaze
 from arr_coc.config import cell_count
 from arr_coc.data.worlds import draw_scene, split_seed
+from arr_coc.drawing.overlay import draw_gaze
 from arr_coc.families.family import open_family
 from arr_coc.gaze.compression import plan_merge
 from arr_coc.gaze.plan import GazePlan, count_beyond, open_windows, place_gestalt, plan_gaze, replace_covered
-from arr_coc.gaze.source import NativeSight
+from arr_coc.gaze.source import NativeSource
+from arr_coc.inference.session import Session
 from arr_coc.pixels.mipmaps import build_mipmaps
-from arr_coc.prompting.prune import prepare_with_outputs
 from arr_coc.prompting.settings import Settings
 from arr_coc.texture import describe
 
@@ -132,7 +132,7 @@ def test_a_sight_measures_as_if_the_picture_were_whole(size, kind, monkeypatch):
     monkeypatch.setitem(__import__("arr_coc.gaze.source", fromlist=[""]).STRIP_PIXELS, "cpu", 200_000)  # several strips
     picture = noise(*size)
     given = picture if kind == "tensor" else Image.fromarray(picture.permute(1, 2, 0).numpy())
-    sight = NativeSight(given, CUT, torch.device("cpu"))
+    sight = NativeSource(given, CUT, torch.device("cpu"))
     plan = plan_gaze(sight.grid, None, Gaze())
     found = sight.measure(plan)
     rows, columns = found.size
@@ -147,7 +147,7 @@ def test_a_sight_measures_as_if_the_picture_were_whole(size, kind, monkeypatch):
 
 @pytest.mark.parametrize("size", [(1024, 1024), (1536, 2048), (736, 768), (400, 3000)])
 def test_every_channel_can_be_told_from_what_was_measured(size):
-    sight = NativeSight(noise(*size), CUT, torch.device("cpu"))
+    sight = NativeSource(noise(*size), CUT, torch.device("cpu"))
     for fixation in (1, 2, 4):
         plan = plan_gaze(sight.grid, None, Gaze(fixation=fixation))
         texture = describe(sight.measure(plan), "full", None)
@@ -159,7 +159,7 @@ def test_every_channel_can_be_told_from_what_was_measured(size):
 def test_cells_are_cut_as_the_processor_would(kind):
     picture = noise(96, 128)
     given = picture if kind == "tensor" else Image.fromarray(picture.permute(1, 2, 0).numpy())
-    sight = NativeSight(given, CUT, torch.device("cpu"))
+    sight = NativeSource(given, CUT, torch.device("cpu"))
     rows, _ = patches_from_picture(picture / 255, **CUT)
     cells = torch.tensor([7, 0, 11, 5])
     torch.testing.assert_close(sight.patches(cells), rows.view(12, 4, -1)[cells].flatten(0, 1))
@@ -167,11 +167,11 @@ def test_cells_are_cut_as_the_processor_would(kind):
 
 def test_the_last_cells_are_continued_with_the_last_pixels():
     picture = noise(70, 100)
-    sight = NativeSight(picture, CUT, torch.device("cpu"))
+    sight = NativeSource(picture, CUT, torch.device("cpu"))
     assert sight.grid == (1, 3, 4)
     filled = torch.cat([picture, picture[:, -1:].expand(-1, 26, -1)], dim=1)
     filled = torch.cat([filled, filled[:, :, -1:].expand(-1, -1, 28)], dim=2)
-    expected = NativeSight(filled, CUT, torch.device("cpu")).patches(torch.arange(12))
+    expected = NativeSource(filled, CUT, torch.device("cpu")).patches(torch.arange(12))
     assert torch.equal(sight.patches(torch.arange(12)), expected)
 
 
@@ -418,9 +418,9 @@ def test_saccades_are_read_row_by_row_or_most_relevant_first():
     layer = ARRCOCLayer(ARRCOCConfig.for_model(model)).eval()
     settings = Settings(mode="saccade", budget=60, on_error="raise", gaze=Gaze(fixation=1))
     with torch.no_grad():
-        raster = prepare_with_outputs(open_family(model), inputs, layer, settings)
+        raster = Session(open_family(model), layer, settings).prepare(inputs)
         turned = replace(settings, gaze=Gaze(fixation=1, order="relevance"))
-        relevant = prepare_with_outputs(open_family(model), inputs, layer, turned)
+        relevant = Session(open_family(model), layer, turned).prepare(inputs)
     (_, cells), (_, ordered) = raster.kept[0], relevant.kept[0]
     assert list(cells) == sorted(cells)
     assert set(cells) == set(ordered)
@@ -458,6 +458,7 @@ print(answer.tokens.full, answer.tokens.used, 1024 * (resource.getrusage(resourc
 """
 
 
+@pytest.mark.slow
 def test_a_file_of_200_megapixels_takes_less_than_twice_its_decoded_size(tmp_path):
     size = (16384, 12288)
     Image.new("RGB", size, (200, 210, 190)).save(tmp_path / "large.jpg", quality=50)

@@ -26,9 +26,8 @@ from transformers import DynamicCache, Qwen3VLForConditionalGeneration
 from arr_coc import ARRCOCQwen, LanguageSelector, attach, create_selector, prepare
 from arr_coc.attending import resolve_budget
 from arr_coc.families.family import open_family
-from arr_coc.prompting.inside_model import Slicing
+from arr_coc.prompting.inside_model import InsideModel
 from arr_coc.prompting.layout import read_prompt
-from arr_coc.prompting.settings import Settings
 
 WORDS = GREEDY["suppress_tokens"][-1] + 1
 # as long as IMAGE_PROMPT, with a smaller picture: no padding, and other numbers of tokens to keep
@@ -174,7 +173,7 @@ def test_levels_of_deepstack_reach_the_tokens_that_stay(monkeypatch):
     check_against_hiding(model, data, 2)
     with attach(model, create_selector("fastv"), on_error="raise"):
         right = model(**data).logits[:, -1]
-        monkeypatch.setattr(Slicing, "_add_level", lambda *args: None)
+        monkeypatch.setattr(InsideModel, "_add_level", lambda *args: None)
         assert (model(**data).logits[:, -1] - right).abs().max() > 0.01
 
 
@@ -182,7 +181,7 @@ def test_levels_of_deepstack_reach_the_tokens_that_stay(monkeypatch):
 def test_renumbered_positions_would_show(opened, monkeypatch):
     family, model = opened
     data = inputs_for(family, IMAGE_PROMPT)
-    replace = Slicing._replace
+    replace = InsideModel._replace
 
     def renumbered(self, module, args, kwargs):
         args, changed = replace(self, module, args, kwargs)
@@ -191,7 +190,7 @@ def test_renumbered_positions_would_show(opened, monkeypatch):
 
     with attach(model, create_selector("fastv"), on_error="raise"):
         right = model(**data).logits[0, -1]
-        monkeypatch.setattr(Slicing, "_replace", renumbered)
+        monkeypatch.setattr(InsideModel, "_replace", renumbered)
         assert (model(**data).logits[0, -1] - right).abs().max() > 0.01
 
 
@@ -224,13 +223,13 @@ def test_a_batch_is_its_rows_one_by_one(opened, monkeypatch):
                 answer = model.generate(**alone, **GREEDY)[0, alone["input_ids"].shape[1] :]
                 assert torch.equal(answers[row], answer)
     # the control: without masks of their own the later layers see padding, or do not fit at all
-    replace = Slicing._replace
+    replace = InsideModel._replace
 
     def unmasked(self, module, args, kwargs):
         args, changed = replace(self, module, args, kwargs)
         return args, changed | {"attention_mask": kwargs["attention_mask"]}
 
-    monkeypatch.setattr(Slicing, "_replace", unmasked)
+    monkeypatch.setattr(InsideModel, "_replace", unmasked)
     with attach(model, create_selector("fastv"), budget=5, on_error="raise"), pytest.raises(RuntimeError):
         model(**inputs_for(family, IMAGE_PROMPT, TWO_IMAGES))
 
@@ -361,7 +360,9 @@ def test_threads_do_not_mix():
         with torch.no_grad():
             results["plain"] = model(**own).logits
 
-    with Slicing(open_family(model), own, create_selector("fastv"), Settings(budget=4), {}):
+    selector, family = create_selector("fastv"), open_family(model)
+    choose = lambda paid: [chosen.indices.numpy() for chosen in selector.select(paid, 4)]  # noqa: E731
+    with InsideModel(family, selector, read_prompt(family, own), choose, {}):
         run(threading.Thread(target=look))
         assert torch.equal(model(**own).logits, expected["qwen2_vl"])
     assert torch.equal(results["plain"], plain)

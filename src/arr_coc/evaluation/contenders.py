@@ -8,8 +8,8 @@ from typing import Any
 
 from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, Budget, check_budget
 from arr_coc.inference.load import load_selector
-from arr_coc.prompting.layout import Mode
-from arr_coc.selectors.contract import PictureSelector, Selector, TokenSelector
+from arr_coc.prompting.settings import Mode
+from arr_coc.selectors.contract import Selector
 from arr_coc.selectors.registry import list_selectors
 
 OURS = "arr-coc"
@@ -25,11 +25,6 @@ class Contender:
     name: str
     selector: Selector
     mode: Mode = "prune"
-
-    @property
-    def looks(self) -> bool:
-        """Whether it keeps cells of the picture as it is, so that one can say which."""
-        return not isinstance(self.selector, PictureSelector)
 
     def budgets(self, budgets: Sequence[str]) -> list[str]:
         """The budgets it is measured at; all tokens are all tokens at any of them."""
@@ -72,7 +67,7 @@ def _open(name: str, model: Any, trained: bool) -> Contender:
         raise
     if name == plain:
         return Contender(name, selector)
-    if not isinstance(selector, TokenSelector) or selector.encoder_layers:
+    if not selector.can_saccade:
         raise ValueError(f"{plain} cannot look by saccades; {OURS}{SACCADE} can")
     return Contender(name, selector, "saccade")
 

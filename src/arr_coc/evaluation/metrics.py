@@ -18,6 +18,7 @@ from torch import Tensor
 # What was kept of less than this share of what had to be looked at was not looked at.
 LOOKED = 0.5
 
+
 def precision(kept: Tensor, inside: Tensor) -> Tensor:
     """Share `[B]` of the kept cells `[B, N]` that lie inside `[B, N]`."""
     return (kept & inside).sum(dim=-1) / kept.sum(dim=-1).clamp(min=1)

@@ -15,22 +15,20 @@ from torch import Tensor
 from arr_coc.config import Grid
 from arr_coc.data.boxes import cells_inside
 from arr_coc.data.example import Example, MissingPicture
+from arr_coc.evaluation.answers import decode, tell_boxes
 from arr_coc.evaluation.contenders import Contender, read_budget
 from arr_coc.evaluation.metrics import LOOKED, coverage, find_misleading, overlap, pointing, precision
 from arr_coc.evaluation.records import Record, Store
-from arr_coc.evaluation.samples import make_inputs
 from arr_coc.evaluation.scoring import METRICS
 from arr_coc.evaluation.tasks import Task
 from arr_coc.families.family import Encoded, Family, Inputs, open_family
-from arr_coc.inference.attach import attach
 from arr_coc.inference.load import load_model, load_processor
-from arr_coc.prompting.prune import prepare_with_outputs
+from arr_coc.inference.messages import make_inputs, make_messages
+from arr_coc.inference.session import Run, Session
 from arr_coc.prompting.question import ChatTokens, Ints
 from arr_coc.prompting.settings import Settings
 from arr_coc.runtime.machine import check_device
-from arr_coc.selectors.contract import LanguageSelector
 from arr_coc.selectors.output import ARRCOCOutput
-from arr_coc.selectors.rules import OracleSelector
 
 Progress = Callable[[int], None]
 # Items of a task whose kept cells are written down, for drawing.
@@ -57,14 +55,18 @@ class Opened:
         """Markers of its prompts."""
         return ChatTokens() if self.processor is None else ChatTokens.from_tokenizer(self.processor.tokenizer)
 
-    def settings(self, contender: Contender, budget: str) -> Settings:
-        """How a contender prepares a prompt."""
-        return Settings(mode=contender.mode, budget=read_budget(budget), chat=self.chat, on_error="raise")
+    def session(self, family: Family, contender: Contender, budget: str) -> Session:
+        """A contender at a budget. A failure ends the run: a score must be of tokens that were chosen."""
+        settings = Settings(mode=contender.mode, budget=read_budget(budget), chat=self.chat, on_error="raise")
+        return Session(family, contender.selector, settings)
 
     def ask(self, questions: Sequence[str], pictures: Sequence[Any]) -> dict[str, Any]:
         """Inputs of a batch of questions, on the model's device."""
-        asked = [f"{question} {self.instruction}".strip() for question in questions]
-        return make_inputs(self.model, self.processor, pictures, asked)
+        conversations = [
+            make_messages(picture, f"{question} {self.instruction}".strip())
+            for picture, question in zip(pictures, questions, strict=True)
+        ]
+        return make_inputs(self.processor, conversations, self.model.device, self.model.dtype)
 
 
 def open_model(name: str, device: str, dtype: str, size: int) -> Opened:
@@ -74,16 +76,6 @@ def open_model(name: str, device: str, dtype: str, size: int) -> Opened:
     limits = processor.image_processor.size
     limits["longest_edge"] = max(limits["longest_edge"], size**2)
     return Opened(load_model(name, dtype=getattr(torch, dtype)).to(place).eval(), processor)
-
-
-@dataclass(frozen=True, eq=False)
-class Seen:
-    """What one selector made of a batch, row by row: tokens read, answers, kept cells, the layer's outputs."""
-
-    tokens: list[int]
-    answers: list[str] | None
-    kept: list[tuple[Grid, Ints]] | None
-    outputs: Sequence[ARRCOCOutput | None]
 
 
 @contextmanager
@@ -109,28 +101,20 @@ def share_encodings(family: Family, contenders: Sequence[Contender]) -> Iterator
 @torch.no_grad()
 def run_contender(
     opened: Opened, family: Family, inputs: dict[str, Any], contender: Contender, budget: str, answer: bool
-) -> Seen:
-    """One selector at one budget on one batch of inputs, a picture in each row."""
-    options = {"max_new_tokens": opened.max_new_tokens, "do_sample": False}
-    if isinstance(contender.selector, LanguageSelector):
-        with attach(opened.model, contender.selector, budget=read_budget(budget), chat=opened.chat) as handle:
-            out = opened.model.generate(**inputs, **(options if answer else {"max_new_tokens": 1, "do_sample": False}))
-        tokens = [len(cells) for _, cells in handle.kept]
-        answers = _read(opened, out, inputs["input_ids"].shape[1]) if answer else None
-        return Seen(tokens, answers, handle.kept, handle.output)
-    prepared = prepare_with_outputs(family, inputs, contender.selector, opened.settings(contender, budget))
-    ids = prepared.inputs["input_ids"]
-    tokens = (ids == family.token_id("image")).sum(dim=1).tolist()
-    kept = prepared.kept if contender.looks else None
-    answers = None
-    if answer:
-        out = opened.model.generate(**prepared.inputs, **options)
-        answers = _read(opened, out, ids.shape[1])
-    return Seen(tokens, answers, kept, prepared.outputs)
+) -> Run:
+    """One selector at one budget on one batch of inputs, a picture in each row; with answers, or only what it reads."""
+    session = opened.session(family, contender, budget)
+    if not answer:
+        return session.look(inputs)
+    return session.generate({**inputs, "max_new_tokens": opened.max_new_tokens, "do_sample": False})
 
 
-def _read(opened: Opened, out: Tensor, start: int) -> list[str]:
-    return [text.strip() for text in opened.processor.batch_decode(out[:, start:], skip_special_tokens=True)]
+def count_read(family: Family, run: Run) -> list[int]:
+    """Visual tokens that each row of a batch read, a picture in each row."""
+    if run.inside_layer is not None:
+        return [len(cells) for _, cells in run.kept]
+    counts: list[int] = (run.inputs["input_ids"] == family.token_id("image")).sum(dim=1).tolist()
+    return counts
 
 
 def measure_looking(item: Example, kept: tuple[Grid, Ints] | None, output: ARRCOCOutput | None) -> dict[str, Any]:
@@ -194,16 +178,13 @@ def run_task(
         full = [grid[0] * grid[1] * grid[2] for grid in family.grids(inputs, "image")]
         with share_encodings(family, contenders):
             for one, budget in todo:
-                _give_boxes(one, items)
-                seen = run_contender(opened, family, inputs, one, budget, task.metric is not None)
+                tell_boxes(one.selector, items)
+                run = run_contender(opened, family, inputs, one, budget, task.metric is not None)
+                answers = None if run.generated is None else decode(opened.processor, run.generated)
                 drawn = [first + number < DRAWN for number in range(len(items))]
-                store.add(_records(task, items, one, budget, seen, full, drawn))
+                read = count_read(family, run)
+                store.add(_records(task, items, one, budget, run, answers, read, full, drawn))
                 progress(len(items))
-
-
-def _give_boxes(contender: Contender, items: Sequence[Example]) -> None:
-    if isinstance(contender.selector, OracleSelector):
-        contender.selector.boxes = [list(item.boxes) for item in items]
 
 
 def _records(
@@ -211,20 +192,22 @@ def _records(
     items: Sequence[Example],
     contender: Contender,
     budget: str,
-    seen: Seen,
+    run: Run,
+    answers: Sequence[str] | None,
+    read: Sequence[int],
     full: Sequence[int],
     drawn: Sequence[bool],
 ) -> Iterator[Record]:
     for row, item in enumerate(items):
         facts: dict[str, Any] = {}
-        if seen.answers is not None and task.metric is not None:
-            answer = seen.answers[row]
+        if answers is not None and task.metric is not None:
+            answer = answers[row]
             facts |= {"answer": answer, "score": round(METRICS[task.metric](answer, item.answers), 4)}
-        kept = None if seen.kept is None else seen.kept[row]
-        facts |= measure_looking(item, kept, seen.outputs[row] if seen.outputs else None)
+        kept = run.kept[row] if contender.selector.keeps_cells else None
+        facts |= measure_looking(item, kept, run.outputs[row])
         if drawn[row] and kept is not None:
             facts |= {"grid": list(kept[0][1:]), "kept": _bits(*kept)}
-        yield Record(task.name, item.id, contender.name, budget, seen.tokens[row], full[row], **facts)
+        yield Record(task.name, item.id, contender.name, budget, read[row], full[row], **facts)
 
 
 def _bits(grid: Grid, cells: Ints) -> str:

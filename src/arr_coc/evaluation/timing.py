@@ -9,13 +9,10 @@ from typing import Any
 
 import torch
 
-from arr_coc.evaluation.contenders import FULL, Contender, read_budget
+from arr_coc.evaluation.contenders import FULL, Contender
 from arr_coc.evaluation.run import Opened
 from arr_coc.families.family import open_family
-from arr_coc.inference.attach import attach
-from arr_coc.prompting.prune import prepare_with_outputs
 from arr_coc.runtime.stopwatch import Stopwatch
-from arr_coc.selectors.contract import LanguageSelector
 
 STAGES = ("encode", "select", "prefill")
 WARM_UP = 3
@@ -64,43 +61,22 @@ def time_contenders(
 
 
 def _once(opened: Opened, inputs: dict[str, Any], contender: Contender, budget: str) -> dict[str, float]:
-    family, model = open_family(opened.model), opened.model
-    watch = Stopwatch(model.device)
-    if isinstance(contender.selector, LanguageSelector):
-        with watch.stage("encode"):
-            encoded = family.encode(inputs, "image")
-        del encoded
-        with attach(model, contender.selector, budget=read_budget(budget), chat=opened.chat), watch.stage("all"):
-            output = model(**inputs, use_cache=True, logits_to_keep=1)
-        spent = watch.milliseconds
-        spent |= {"select": 0.0, "prefill": max(0.0, spent.pop("all") - spent["encode"])}
-    else:
-        settings = opened.settings(contender, budget)
-        prepared = prepare_with_outputs(family, inputs, contender.selector, settings, watch)
-        with watch.stage("prefill"):
-            output = model(**prepared.inputs, use_cache=True, logits_to_keep=1)
-        spent = watch.milliseconds
-    row = {f"{name}_ms": spent.get(name, 0.0) for name in STAGES}
+    session = opened.session(open_family(opened.model), contender, budget)
+    run = session.forward({**inputs, "use_cache": True, "logits_to_keep": 1}, Stopwatch(opened.model.device))
+    row = {f"{name}_ms": run.milliseconds.get(name, 0.0) for name in STAGES}
     row["first_token_ms"] = sum(row.values())
-    row["kv_bytes"] = cache_bytes(output.past_key_values)
+    row["kv_bytes"] = cache_bytes(run.result.past_key_values)
     return row
 
 
 def _decode(opened: Opened, inputs: dict[str, Any], contender: Contender, budget: str) -> float:
     """Milliseconds of one further token."""
     watch = Stopwatch(opened.model.device)
-    ends = {"do_sample": False, "eos_token_id": None}
+    session = opened.session(open_family(opened.model), contender, budget)
     for name, count in (("warm", 2), ("one", 1), ("many", 1 + DECODED)):
-        options = {**ends, "max_new_tokens": count, "min_new_tokens": count}
-        if isinstance(contender.selector, LanguageSelector):
-            attached = attach(opened.model, contender.selector, budget=read_budget(budget), chat=opened.chat)
-            with attached, watch.stage(name):
-                opened.model.generate(**inputs, **options)
-            continue
-        family = open_family(opened.model)
+        options = {"do_sample": False, "eos_token_id": None, "max_new_tokens": count, "min_new_tokens": count}
         with watch.stage(name):
-            prepared = prepare_with_outputs(family, inputs, contender.selector, opened.settings(contender, budget))
-            opened.model.generate(**prepared.inputs, **options)
+            session.generate({**inputs, **options})
     return max(0.0, watch.milliseconds["many"] - watch.milliseconds["one"]) / DECODED
 
 

@@ -22,7 +22,7 @@ from arr_coc.texture import coarsest_level, gestalt_octave
 STRIP_PIXELS = {"cpu": 2**21, "cuda": 2**26}
 
 
-class Sight(ABC):
+class PictureSource(ABC):
     """One still picture as the gaze sees it.
 
     Args:
@@ -49,7 +49,7 @@ class Sight(ABC):
         least = (plan.encoded[1] * self.cell, plan.encoded[2] * self.cell)
         return measure_strips(strips, size, plan.windows[1:], levels, least)
 
-    def overview(self, maps: Mipmaps, grid: Grid) -> Tensor:
+    def small_picture(self, maps: Mipmaps, grid: Grid) -> Tensor:
         """The picture `[1, 3, h, w]` at the size of a gestalt, from what was measured."""
         size = (grid[1] * self.cell, grid[2] * self.cell)
         return F.interpolate(maps.colour, size, mode="bicubic", antialias=True).clamp(0, 1)
@@ -67,7 +67,7 @@ class Sight(ABC):
         """Rows of pixel values of cells `[k]`, as the encoder takes them."""
 
 
-class DeliveredSight(Sight):
+class ProcessedSource(PictureSource):
     """A picture that a processor has cut into patches.
 
     Args:
@@ -89,7 +89,7 @@ class DeliveredSight(Sight):
         return self.rows.view(total, -1, self.rows.shape[1])[cells].flatten(0, 1)  # [k, m * m, F] -> [k * m * m, F]
 
 
-class NativeSight(Sight):
+class NativeSource(PictureSource):
     """A picture at its own resolution: no resampling, its last cells are continued with the last pixels.
 
     Args:

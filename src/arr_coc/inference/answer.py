@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -11,23 +10,19 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, Budget, Grid
 from arr_coc.families.family import open_family
 from arr_coc.gaze.plan import Gaze
-from arr_coc.inference.attach import Replacement
-from arr_coc.inference.explanation import explain_answer
+from arr_coc.inference.attach import Calls, Replacement
 from arr_coc.inference.load import find_base, load_model, load_processor, load_selector
-from arr_coc.inference.messages import Message, Shown, check_messages, make_messages, put_stand_ins
-from arr_coc.inference.session import SelectingCalls, check_generation
-from arr_coc.prompting.inside_model import check_decoding
-from arr_coc.prompting.layout import Mode
-from arr_coc.prompting.prune import prepare_with_outputs
+from arr_coc.inference.messages import Message, Shown, check_messages, make_inputs, make_messages, put_stand_ins
+from arr_coc.inference.session import Run, Session
 from arr_coc.prompting.question import ChatTokens
-from arr_coc.prompting.settings import OnError, Settings, check_selector
+from arr_coc.prompting.settings import Mode, OnError, Settings
 from arr_coc.runtime.stopwatch import Stopwatch
-from arr_coc.selectors.contract import LanguageSelector, Selector
+from arr_coc.selectors.contract import Selector
 from arr_coc.selectors.output import ARRCOCOutput
 from arr_coc.selectors.rules import FullSelector
 
@@ -55,6 +50,8 @@ class Answer:
         strategy (`str`): how tokens were chosen: `"relevance"`, `"grid"`, `"all"`, `"weight"`, or the selector's own.
         reason (`str`): why, in words.
         timings_ms (`dict[str, float]`): milliseconds by stage: encode, select, prefill, decode.
+        words (`tuple[str, ...]`): the question's words as the model reads them.
+        budget (`int`, `float` or `"auto"`, *optional*): the budget that was used; None where all tokens stay.
     """
 
     text: str
@@ -64,6 +61,8 @@ class Answer:
     strategy: str
     reason: str
     timings_ms: dict[str, float]
+    words: tuple[str, ...] = ()
+    budget: Budget | None = None
 
     @property
     def output(self) -> ARRCOCOutput | None:
@@ -116,19 +115,19 @@ class ARRCOCQwen(nn.Module):
         settings = Settings(mode, budget, None, query_layers, chat, on_error, None, gaze)
         self.model = model
         self.processor = processor
-        self._calls = SelectingCalls(open_family(model), selector, settings, model.__call__, model.generate)
+        plain = model.__call__, model.generate
+        self._calls = Calls(Session(open_family(model), selector, settings, *plain), *plain)
         self.selector = selector
         self.train(model.training)
 
     @property
     def selector(self) -> Selector:
         """What decides which visual tokens stay; may be set anew."""
-        return self._calls.selector
+        return self._calls.session.selector
 
     @selector.setter
     def selector(self, selector: Selector) -> None:
-        check_selector(selector)
-        self._calls.selector = selector
+        self._calls.session.selector = selector
         self._modules["selector"] = selector if isinstance(selector, nn.Module) else None
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -207,7 +206,7 @@ class ARRCOCQwen(nn.Module):
     @property
     def output(self) -> list[ARRCOCOutput | None]:
         """What the selector saw in the last `forward` or `generate`, one per picture."""
-        return self._calls.output
+        return self._calls.last.outputs
 
     @torch.no_grad()
     def answer(
@@ -218,6 +217,7 @@ class ARRCOCQwen(nn.Module):
         budget: Budget | None = None,
         mode: AnswerMode | None = None,
         gaze: Gaze | None = None,
+        details: bool = False,
         streamer: Any = None,
         max_new_tokens: int = 128,
         do_sample: bool = False,
@@ -233,76 +233,112 @@ class ARRCOCQwen(nn.Module):
             mode (`str`, *optional*): `"full"` (the plain model), `"prune"`, `"weight"`, or `"saccade"`, which looks at
                 the pictures at their own resolution; wins over the object's.
             gaze (`Gaze`, *optional*): of mode `"saccade"`; wins over the object's.
+            details (`bool`, *optional*, defaults to `False`): keep what a layer saw: its texture, and the pull of each
+                word.
             streamer (`BaseStreamer`, *optional*): gets the answer as it is written.
             max_new_tokens, do_sample, generation: as in `generate`; one answer, greedy by default.
         """
-        calls = self._calls
-        mode = mode or calls.settings.mode
-        if mode not in get_args(AnswerMode):
-            raise ValueError(f"`mode` must be one of {', '.join(get_args(AnswerMode))}, got {mode!r}")
         refused = {"num_return_sequences", "return_dict_in_generate", "generation_config"} & set(generation)
         if refused:
             raise ValueError(f"`answer` gives one text, so it takes no {sorted(refused)[0]}; use `generate`")
+        mode, session, inputs = self._open(pictures, question, budget, mode, gaze, details)
+        greedy = {} if do_sample else {"temperature": None, "top_p": None, "top_k": None}
+        options = {**greedy, "do_sample": do_sample, "max_new_tokens": max_new_tokens, "streamer": streamer}
+        run = session.generate({**inputs, **options, **generation}, Stopwatch(self.device))
+        text = "" if run.generated is None else self.processor.decode(run.generated[0], skip_special_tokens=True)
+        return self._report(run, mode, text.strip())
+
+    @torch.no_grad()
+    def look(
+        self,
+        pictures: Shown | Message | Iterable[Shown | Message],
+        question: str | None = None,
+        *,
+        budget: Budget | None = None,
+        mode: AnswerMode | None = None,
+        gaze: Gaze | None = None,
+        details: bool = True,
+    ) -> Answer:
+        """What [`~ARRCOCQwen.answer`] would read, without an answer: its text is empty.
+
+        Args:
+            pictures, question, budget, mode, gaze, details: as in [`~ARRCOCQwen.answer`].
+        """
+        mode, session, inputs = self._open(pictures, question, budget, mode, gaze, details)
+        return self._report(session.look(inputs, Stopwatch(self.device)), mode, "")
+
+    def _open(
+        self,
+        pictures: Shown | Message | Iterable[Shown | Message],
+        question: str | None,
+        budget: Budget | None,
+        mode: AnswerMode | None,
+        gaze: Gaze | None,
+        details: bool,
+    ) -> tuple[AnswerMode, Session, dict[str, Any]]:
+        """The mode, a session in it, and the inputs of a question."""
+        own = self._calls.session
+        mode = mode or own.settings.mode
+        if mode not in get_args(AnswerMode):
+            raise ValueError(f"`mode` must be one of {', '.join(get_args(AnswerMode))}, got {mode!r}")
         settings = replace(
-            calls.settings,
+            own.settings,
             mode="prune" if mode == "full" else mode,
-            budget=calls.settings.budget if budget is None else budget,
-            gaze=gaze or (calls.settings.gaze if mode == "saccade" else None),
+            budget=own.settings.budget if budget is None else budget,
+            gaze=gaze or (own.settings.gaze if mode == "saccade" else None),
+            details=details,
         )
         messages = make_messages(pictures, question)
         check_messages(messages, self.processor)
         if mode == "saccade":
             messages, originals = put_stand_ins(messages)
             settings = replace(settings, images=originals)
-        inputs = self.processor.apply_chat_template(
-            messages,
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=True,
-            return_tensors="pt",
-        ).to(self.device)
-        check_generation(calls.family, {**inputs, **generation})
-        watch = Stopwatch(self.device)
         selector = FullSelector() if mode == "full" else self.selector
-        before, slicing = selector, None
-        if isinstance(selector, LanguageSelector):  # all tokens are read until it chooses
-            check_decoding(calls.family, selector, generation)
-            before, slicing = FullSelector(), calls.slicing(inputs, settings)
-        prepared = prepare_with_outputs(calls.family, inputs, before, settings, watch)
-        greedy = {} if do_sample else {"temperature": None, "top_p": None, "top_k": None}
-        options = {**greedy, "do_sample": do_sample, "max_new_tokens": max_new_tokens, "streamer": streamer}
-        first = _FirstToken(watch)
-        processors = [first, *(generation.pop("logits_processor", None) or [])]
-        begin = watch.now()
-        with slicing or nullcontext():
-            out = self.model.generate(
-                **prepared.inputs,
-                **{**options, **generation},
-                logits_processor=processors,
-            )
-        prepared = prepared if slicing is None else slicing.report(prepared)
-        watch.milliseconds |= {"prefill": first.at - begin, "decode": watch.now() - first.at}
-        text = self.processor.decode(out[0, prepared.inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-        strategy, reason = explain_answer(prepared, mode, selector)
+        session = Session(own.family, selector, settings, self.model.__call__, self.model.generate)
+        return mode, session, make_inputs(self.processor, [messages], self.device)
+
+    def _report(self, run: Run, mode: AnswerMode, text: str) -> Answer:
+        strategy, reason = explain(run, mode)
+        tokenizer = self.processor.tokenizer
         return Answer(
-            text=text.strip(),
-            outputs=tuple(prepared.outputs),
-            kept=tuple(prepared.kept),
-            tokens=TokenCount(prepared.full, prepared.used),
+            text=text,
+            outputs=tuple(run.outputs),
+            kept=tuple(run.kept),
+            tokens=TokenCount(run.full, run.used),
             strategy=strategy,
             reason=reason,
-            timings_ms={name: round(watch.milliseconds.get(name, 0.0), 3) for name in STAGES},
+            timings_ms={name: round(run.milliseconds.get(name, 0.0), 3) for name in STAGES},
+            words=tuple(tokenizer.decode([word]).strip() for ids in run.question[:1] for word in ids.tolist()),
+            budget=None if mode == "full" else run.budget,
         )
 
 
-class _FirstToken:
-    """Notes when the first logits are there; has the form of a logits processor."""
+def explain(run: Run, mode: str) -> tuple[str, str]:
+    """How the tokens of an answer were chosen, and why, in words."""
+    if run.failure is not None:
+        return "all", f"selection failed: {run.failure}"
+    if mode == "full" or not run.outputs:
+        return "all", "mode is full" if run.outputs else "there is no picture"
+    if mode == "weight":
+        return "weight", f"all {run.full} tokens stay, scaled by their relevance"
+    if mode == "saccade":
+        return "saccade", _explain_gaze(run)
+    if run.inside_layer is not None:
+        kept = f"{run.used} of {run.full} tokens go on after layer {run.inside_layer} of the language model"
+        return run.selector, kept
+    outputs = [output for output in run.outputs if output is not None]
+    if not outputs:
+        return run.selector, "this selector gives no reasons"
+    strategies = dict.fromkeys(output.strategy[0] for output in outputs)
+    reasons = dict.fromkeys(output.reason[0] for output in outputs)
+    return ", ".join(strategies), "; ".join(reasons)
 
-    def __init__(self, watch: Stopwatch) -> None:
-        self.watch = watch
-        self.at = 0.0
 
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        if not self.at:
-            self.at = self.watch.now()
-        return scores
+def _explain_gaze(run: Run) -> str:
+    """What was looked at, and why."""
+    sharp = sum(len(cells) for _, cells in run.kept)
+    if sharp == run.full:
+        return f"the budget covers all {run.full} tokens"
+    whole = f"the whole picture in {run.used - sharp} tokens, then {sharp} of {run.full} at full resolution"
+    reasons = dict.fromkeys(output.reason[0].split(": ", 1)[-1] for output in run.outputs if output is not None)
+    return "; ".join([whole, *reasons])

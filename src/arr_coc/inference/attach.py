@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
@@ -13,10 +14,10 @@ from torch import nn
 from arr_coc.config import Budget, Grid
 from arr_coc.families.family import open_family
 from arr_coc.gaze.plan import Gaze
-from arr_coc.inference.session import SelectingCalls
-from arr_coc.prompting.layout import Mode
+from arr_coc.inference.session import Run, Session
+from arr_coc.prompting.inside_model import InsideModel
 from arr_coc.prompting.question import ChatTokens, Ints
-from arr_coc.prompting.settings import OnError, Settings
+from arr_coc.prompting.settings import Mode, OnError, Settings
 from arr_coc.selectors.contract import Selector
 from arr_coc.selectors.output import ARRCOCOutput
 
@@ -42,6 +43,55 @@ class Replacement:
         return getattr(type(own), self.name).__get__(own)
 
 
+class Calls:
+    """`forward` and `generate` as the model has them, with the visual tokens selected on the way.
+
+    Args:
+        session (`Session`): what selects them.
+        forward, generate (`Callable`): of the plain model, for calls without pictures.
+    """
+
+    def __init__(self, session: Session, forward: Callable[..., Any], generate: Callable[..., Any]) -> None:
+        self.session = session
+        self.last = Run({})
+        self._forward, self._generate = forward, generate
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the model's own; a call without pictures passes untouched."""
+        session, family = self.session, self.session.family
+        named = _name_arguments(family.target.forward, args, kwargs)
+        going_on = session.goes_on(named.get("past_key_values"))
+        if not (family.present(named) or going_on) or InsideModel.running(family):
+            return self._forward(*args, **kwargs)
+        run = session.forward(named)
+        if run.kept:  # not so for a further token
+            self.last = run
+        return run.result
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As the model's own, with the full prompt in front of what was generated."""
+        named = _name_arguments(self.session.family.target.generate, args, kwargs)
+        if named.get("inputs") is not None:
+            named["input_ids"] = named.pop("inputs")
+        self.session.check_cache(named.get("past_key_values"))
+        if not self.session.family.present(named):
+            return self._generate(*args, **kwargs)
+        self.last = self.session.generate(named)
+        return self.last.result
+
+
+def _name_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """All arguments of a call by name."""
+    if not args:
+        return dict(kwargs)
+    signature = inspect.signature(function)
+    bound = dict(signature.bind_partial(*args, **kwargs).arguments)
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            bound |= bound.pop(parameter.name, {})
+    return bound
+
+
 class Attachment:
     """What [`attach`] returns: a context manager and a handle."""
 
@@ -50,8 +100,8 @@ class Attachment:
         self._target: Any = family.target
         if any(isinstance(self._target.__dict__.get(name), Replacement) for name in _PATCHED):
             raise ValueError("this model is already attached; call `remove()` on the earlier handle first")
-        forward, generate = self._target.forward, self._target.generate
-        self._calls = SelectingCalls(family, selector, settings, forward, generate)
+        plain = self._target.forward, self._target.generate
+        self._calls = Calls(Session(family, selector, settings, *plain), *plain)
         self._own = {name: Replacement(self._target, name, getattr(self._calls, name)) for name in _PATCHED}
         # accelerate and others set methods on the model too; those come back with `remove`
         self._before = {name: self._target.__dict__[name] for name in _PATCHED if name in self._target.__dict__}
@@ -60,12 +110,12 @@ class Attachment:
     @property
     def output(self) -> list[ARRCOCOutput | None]:
         """What the selector saw in the last call, one per picture."""
-        return self._calls.output
+        return self._calls.last.outputs
 
     @property
     def kept(self) -> list[tuple[Grid, Ints]]:
         """For each picture of the last call its grid and the cells whose tokens stayed."""
-        return self._calls.kept
+        return self._calls.last.kept
 
     def remove(self) -> None:
         """Give the model back as it was; may be called twice."""

@@ -1,15 +1,16 @@
-"""From pictures and a question to a conversation in transformers' form, with every picture opened."""
+"""The one place where prompts are made: pictures and a question -> a conversation -> what the model takes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
-from arr_coc.pixels.files import open_picture, to_rgb
+from arr_coc.pixels.files import open_shown
 
 Shown = str | Path | Image.Image | np.ndarray
 Message = Mapping[str, Any]
@@ -71,21 +72,6 @@ def check_messages(messages: list[dict[str, Any]], processor: Any) -> None:
             raise ValueError(f"the text contains {found}, which is a marker of the chat's own form; leave it out")
 
 
-def open_shown(picture: Any) -> Image.Image:
-    """Open a picture, upright and on white, however it was given."""
-    if isinstance(picture, np.ndarray):
-        if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
-            raise ValueError(f"an array must be [H, W, 3] of uint8, got {list(picture.shape)} of {picture.dtype}")
-        picture = Image.fromarray(picture)
-    if isinstance(picture, Image.Image):
-        return to_rgb(picture).image
-    if isinstance(picture, str) and "://" in picture:
-        raise ValueError(f"{picture} is an address; download the picture first and give its path")
-    if isinstance(picture, str | Path):
-        return open_picture(picture).image
-    raise TypeError(f"a picture must be a path, a PIL image or an array of bytes, got {type(picture).__name__}")
-
-
 def stand_in(picture: Image.Image, pixels: int = 2**16) -> Image.Image:
     """A small copy of a picture that only holds its place in a prompt; read if the gaze fails."""
     scale = min(1.0, (pixels / (picture.width * picture.height)) ** 0.5)
@@ -106,3 +92,39 @@ def put_stand_ins(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]],
             parts.append(part)
         smaller.append({**message, "content": parts})
     return smaller, originals
+
+
+def make_inputs(
+    processor: Any,
+    conversations: Sequence[Sequence[Message]],
+    device: torch.device | str,
+    dtype: torch.dtype | None = None,
+    *,
+    answered: bool = False,
+) -> dict[str, Any]:
+    """A batch of conversations as the model takes it.
+
+    Args:
+        processor (`ProcessorMixin`): of the model.
+        conversations (`Sequence[Sequence[Mapping]]`): each a list of messages, see [`make_messages`].
+        device (`torch.device`): where the model is.
+        dtype (`torch.dtype`, *optional*): of the pixels; by default as the processor gives them.
+        answered (`bool`, *optional*, defaults to `False`): whether the last message is the answer, for training;
+            otherwise the prompt ends where the model is to answer.
+    """
+    inputs = processor.apply_chat_template(
+        [list(conversation) for conversation in conversations],
+        add_generation_prompt=not answered,
+        tokenize=True,
+        return_dict=True,
+        processor_kwargs={"padding": True, "return_tensors": "pt"},
+    ).to(device)
+    if dtype is not None and "pixel_values" in inputs:
+        inputs["pixel_values"] = inputs["pixel_values"].to(dtype)
+    return dict(inputs)
+
+
+def count_text(processor: Any, conversation: Sequence[Message], *, answered: bool) -> int:
+    """Tokens of a conversation in which a picture is one token."""
+    text = processor.apply_chat_template(list(conversation), tokenize=False, add_generation_prompt=not answered)
+    return len(processor.tokenizer(text, add_special_tokens=False)["input_ids"])

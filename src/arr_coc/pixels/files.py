@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -126,6 +127,21 @@ def _eight_bit(values: np.ndarray, mode: str) -> np.ndarray:
     else:  # no known scale: stretched to its own range
         scaled = (values - low) * (255 / max(high - low, 1e-30))
     return scaled.round().astype(np.uint8)
+
+
+def open_shown(picture: Any) -> Image.Image:
+    """A picture as upright 8-bit RGB, however it was given: a path, a PIL image, or an array `[H, W, 3]` of bytes."""
+    if isinstance(picture, np.ndarray):
+        if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
+            raise ValueError(f"an array must be [H, W, 3] of uint8, got {list(picture.shape)} of {picture.dtype}")
+        picture = Image.fromarray(picture)
+    if isinstance(picture, Image.Image):
+        return to_rgb(picture).image
+    if isinstance(picture, str) and "://" in picture:
+        raise ValueError(f"{picture} is an address; download the picture first and give its path")
+    if isinstance(picture, str | Path):
+        return open_picture(picture).image
+    raise TypeError(f"a picture must be a path, a PIL image or an array of bytes, got {type(picture).__name__}")
 
 
 def to_tensor(image: Image.Image) -> Tensor:

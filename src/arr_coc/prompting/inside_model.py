@@ -1,4 +1,4 @@
-"""Visual tokens leave a language model between two of its layers, for selectors that act inside it.
+"""Inside the language model: visual tokens leave it between two of its layers.
 
 All tokens enter. Hooks on the decoder layers, set for one call, read the attention of the prompt's last token, ask the
 selector, and hand the later layers a shorter prompt: hidden states, true positions and a mask of their own length. The
@@ -8,8 +8,7 @@ hooks too: transformers makes one mask, from the first layer's length.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from functools import partial
@@ -26,13 +25,11 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb
 
 from arr_coc.config import Grid
 from arr_coc.families.family import Family, Inputs
-from arr_coc.prompting.layout import Prompt, check_selections, choose_columns, read_prompt
+from arr_coc.prompting.layout import Prompt, choose_columns
 from arr_coc.prompting.question import Ints
-from arr_coc.prompting.settings import Prepared, Settings
-from arr_coc.selectors.contract import InvalidSelectorError, LanguageSelector
+from arr_coc.prompting.settings import Settings
+from arr_coc.selectors.contract import LanguageSelector
 from arr_coc.selectors.registry import selector_name
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +91,7 @@ def _heads(attention: Any, name: str, hidden: Tensor) -> Tensor:
     return turned
 
 
-def check_slicing(family: Family, selector: LanguageSelector, settings: Settings) -> None:
+def check_inside(family: Family, selector: LanguageSelector, settings: Settings) -> None:
     """Refuse what a selector inside the language model cannot do."""
     name, language = selector_name(selector), family.inner.language_model
     if settings.mode != "prune":
@@ -123,33 +120,33 @@ def check_decoding(family: Family, selector: LanguageSelector, kwargs: Inputs) -
         raise ValueError(f"{name!r} decodes one token at a time; drop `assistant_model` and `prompt_lookup_num_tokens`")
 
 
-_CURRENT: ContextVar[Slicing | None] = ContextVar("slicing", default=None)
+_CURRENT: ContextVar[InsideModel | None] = ContextVar("inside_model", default=None)
+
+# From the attention that each picture's tokens were paid to the cells of each that stay.
+Choose = Callable[[Sequence[Tensor]], list[Ints]]
 
 
-class Slicing:
+class InsideModel:
     """A context in which one call of a model (`forward` or `generate`) loses visual tokens inside.
 
     Args:
         family (`Family`): the opened model.
-        inputs (`Mapping`): of the call; one without pictures goes on from a cache of an earlier call.
-        selector (`LanguageSelector`): decides which visual tokens stay.
-        settings (`Settings`): its budget, and what happens if the selection fails.
+        selector (`LanguageSelector`): says after which layer.
+        prompt (`Prompt`, *optional*): of the call; without one it goes on from the cache of an earlier call.
+        choose (`Callable`): which cells of each picture stay, given the attention `[N]` that their tokens were paid.
         cuts (`MutableMapping`): by cache, what went on into its later layers; filled when a prompt is read.
     """
 
     def __init__(
-        self, family: Family, inputs: Inputs, selector: LanguageSelector, settings: Settings, cuts: Cuts
+        self, family: Family, selector: LanguageSelector, prompt: Prompt | None, choose: Choose, cuts: Cuts
     ) -> None:
-        check_slicing(family, selector, settings)
-        self.family, self.selector, self.settings, self.cuts = family, selector, settings, cuts
+        self.family, self.selector, self.prompt, self.choose, self.cuts = family, selector, prompt, choose, cuts
         self.kept: list[tuple[Grid, Ints]] = []
-        self.failure: str | None = None
-        self.prompt = read_prompt(family, inputs) if family.present(inputs) else None
-        if self.prompt is not None:
-            self._check_prompt(self.prompt)
+        if prompt is not None:
+            self._check_prompt(prompt)
         self._language: Any = family.inner.language_model
         self._handles: list[RemovableHandle] = []
-        self._token: Token[Slicing | None] | None = None
+        self._token: Token[InsideModel | None] | None = None
         # of the pass that is running: does it read the prompt, what goes on, what the later layers are called with
         self._reads = False
         self._cut: Cut | None = None
@@ -161,7 +158,7 @@ class Slicing:
         if prompt.labels is not None:
             raise ValueError("labels cannot lose the columns that leave inside the language model; drop `labels`")
         visual = [self.family.token_id(kind) for kind in self.family.kinds]
-        if np.isin(prompt.ids[np.arange(len(prompt.ids)), _last_columns(prompt)], visual).any():
+        if np.isin(prompt.ids[np.arange(len(prompt.ids)), prompt.last_columns()], visual).any():
             raise ValueError("the prompt ends in a picture, and its last token does the choosing; end it in text")
 
     @staticmethod
@@ -169,11 +166,6 @@ class Slicing:
         """Whether this thread is inside a call of the model."""
         current = _CURRENT.get()
         return current is not None and current.family is family
-
-    def report(self, prepared: Prepared) -> Prepared:
-        """What was prepared with all tokens, with those that went on."""
-        used = sum(len(cells) for _, cells in self.kept)
-        return prepared._replace(kept=self.kept, used=used, failure=prepared.failure or self.failure)
 
     def __enter__(self) -> Self:
         self._token = _CURRENT.set(self)
@@ -228,29 +220,15 @@ class Slicing:
             module,
             hidden[::beams],
             tuple(value[::beams] for value in kwargs["position_embeddings"]),
-            torch.from_numpy(_last_columns(prompt)).to(device),
+            torch.from_numpy(prompt.last_columns()).to(device),
             torch.from_numpy(prompt.mask).to(device),
         )
         places = [span.row * prompt.ids.shape[1] + span.columns for span in prompt.spans]
         found = paid.flatten()[torch.from_numpy(np.concatenate(places)).to(device)]  # [B, L] -> [N]
-        chosen = self._select(torch.split(found, [len(place) for place in places]))
+        chosen = self.choose(torch.split(found, [len(place) for place in places]))
         self.kept = [(span.grid, cells) for span, cells in zip(prompt.spans, chosen, strict=True)]
         source, valid = (part.repeat_interleave(beams, dim=0) for part in choose_columns(prompt, chosen, device))
         self._cut = Cut(source, valid)
-
-    def _select(self, paid: Sequence[Tensor]) -> list[Ints]:
-        """Cells of each picture that stay, on the host; all of them if the selection fails and may."""
-        spans = [] if self.prompt is None else self.prompt.spans
-        try:
-            return check_selections(spans, self.selector.select(paid, self.settings.budget))
-        except (InvalidSelectorError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            if self.settings.on_error == "raise":
-                raise
-            logger.warning("selection failed, all visual tokens are kept: %s", error)
-            self.failure = str(error)
-            return [np.arange(len(span.columns)) for span in spans]
 
     def _shorten(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Called | None:
         """Before the first of the later layers: the tokens that go on, and what all later layers are called with."""
@@ -296,9 +274,3 @@ class Slicing:
             output, visual, level[self._cut.take(number)[visual].to(level.device)]
         )
         return added
-
-
-def _last_columns(prompt: Prompt) -> Ints:
-    """Column `[B]` of the last token of each row."""
-    columns: Ints = prompt.mask.shape[1] - 1 - prompt.mask[:, ::-1].argmax(axis=1)
-    return columns

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,9 +17,8 @@ from torch import Tensor
 from arr_coc.config import Grid, cell_count
 from arr_coc.families.family import Encoded, Family, Inputs
 from arr_coc.prompting.question import Bools, Ints
+from arr_coc.prompting.settings import Mode
 from arr_coc.selectors.contract import Selection
-
-Mode = Literal["prune", "weight", "saccade"]
 
 
 class Span(NamedTuple):
@@ -46,6 +45,16 @@ class Prompt:
     mask: Bools
     spans: list[Span]
     labels: Ints | None = None
+
+    @property
+    def count(self) -> int:
+        """How many visual tokens it has."""
+        return sum(len(span.columns) for span in self.spans)
+
+    def last_columns(self) -> Ints:
+        """Column `[B]` of the last token of each row."""
+        columns: Ints = self.mask.shape[1] - 1 - self.mask[:, ::-1].argmax(axis=1)
+        return columns
 
 
 def read_prompt(family: Family, inputs: Inputs) -> Prompt:
@@ -165,6 +174,19 @@ def build(
     if inputs.get("labels") is not None:
         passed["labels"] = inputs["labels"].gather(1, source).masked_fill(~valid, -100)
     return passed
+
+
+def encode_full(family: Family, inputs: Inputs, prompt: Prompt) -> dict[str, Any]:
+    """Arguments of the full prompt as they are, with the pictures encoded instead of their pixels."""
+    features = {}
+    for kind in family.present(inputs):
+        counts = [len(span.columns) for span in prompt.spans if span.kind == kind]
+        encoded = family.encode(inputs, kind)
+        levels = [list(torch.split(level, counts)) for level in encoded.deepstack]
+        features[kind] = family.wrap(list(torch.split(encoded.features, counts)), levels)
+    pixels = set(family.pixel_names.values())
+    passed = {name: value for name, value in inputs.items() if name not in pixels}
+    return {**passed, **family.completed(inputs), "mm_encoder_outputs": features}
 
 
 def _features(

@@ -8,11 +8,16 @@ text if nothing does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+
+from arr_coc.families.family import Family
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -97,3 +102,30 @@ def _last_user_turn(ids: Ints, chat: ChatTokens) -> tuple[int, int]:
             ends = (ids[begin:] == chat.end).nonzero()[0]
             return begin, begin + int(ends[0]) if len(ends) else len(ids)
     return 0, len(ids)
+
+
+def find_query(
+    family: Family,
+    ids: Ints,
+    mask: Bools,
+    labels: Ints | None,
+    query: Sequence[Tensor] | None = None,
+    chat: ChatTokens | None = None,
+) -> list[Tensor]:
+    """Ids `[Q]` of the words that each row asks: those given as `query`, or those found in the prompt `[B, L]`."""
+    rows = len(ids)
+    if query is None:
+        visual = np.isin(ids, [family.token_id(kind) for kind in family.kinds])
+        asked = find_question(ids, mask, visual, family.special_ids(), chat or ChatTokens(), labels)
+        return [torch.from_numpy(ids[row][asked[row]]) for row in range(rows)]
+    if len(query) != rows:
+        raise ValueError(f"`query` must have the ids of one question per row, got {len(query)} for {rows} rows")
+    if any(not isinstance(row, Tensor) or row.ndim != 1 or not len(row) for row in query):
+        raise ValueError("`query` must have the ids of each question as a one-dimensional tensor, and at least one id")
+    return list(query)
+
+
+@torch.no_grad()
+def embed_question(family: Family, question: Sequence[Tensor], device: torch.device, layers: int = 0) -> list[Tensor]:
+    """Embeddings `[Q, D]` of the ids `[Q]` of each question, after so many layers of the language model."""
+    return [family.embed_words(ids.to(device), layers) for ids in question]

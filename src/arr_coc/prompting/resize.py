@@ -1,4 +1,4 @@
-"""Selectors that act before the encoder: the same prompt with a smaller picture, alone or beside tokens of the full."""
+"""Selectors that change the picture: a smaller one is read, alone or beside tokens of the full one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,60 @@ from torch import Tensor
 
 from arr_coc.config import Grid, cell_count
 from arr_coc.families.family import Encoded, Family, Inputs
-from arr_coc.prompting.layout import Prompt, choose_columns
-from arr_coc.selectors.contract import InvalidSelectorError, Selection, TokenSelector, VisualQuery
+from arr_coc.prompting.layout import Prompt, choose_columns, read_prompt
+from arr_coc.prompting.prune import Pruning
+from arr_coc.prompting.settings import Settings
+from arr_coc.prompting.shortening import Shortened
+from arr_coc.selectors.contract import (
+    InvalidSelectorError,
+    PictureSelector,
+    Selection,
+    TokenSelector,
+    VisualQuery,
+)
+from arr_coc.selectors.rules import FullSelector
+
+
+class SmallerPicture(Pruning):
+    """Have a smaller picture read, and beside it the tokens of the full one that a second selector picks.
+
+    Args:
+        family, inputs, settings: as in [`Shortening`].
+        selector (`PictureSelector`): says how small.
+    """
+
+    def __init__(self, family: Family, inputs: Inputs, settings: Settings, selector: PictureSelector) -> None:
+        if settings.mode == "weight":
+            raise ValueError("mode 'weight' scales by relevance, which this selector does not give; use 'arr-coc'")
+        super().__init__(family, inputs, settings, selector.beside or FullSelector())
+        self.resizer = selector
+        self.plans: list[tuple[Grid, int]] = []
+        self.small: dict[str, Encoded] = {}
+
+    def read(self) -> None:
+        """Lay out the prompt; of the smaller pictures, where nothing is read beside them."""
+        self.prompt = self.given = read_prompt(self.family, self.inputs)
+        self.plans = [self.resizer.plan(span.grid, self.settings.budget) for span in self.prompt.spans]
+        if not any(count for _, count in self.plans):
+            self.inputs = resize_prompt(self.family, self.inputs, self.prompt, [grid for grid, _ in self.plans])
+            self.prompt, self.plans = read_prompt(self.family, self.inputs), []
+            self.selector = FullSelector()
+        self._read_text()
+
+    def encode(self) -> None:
+        """The full pictures, and the smaller ones if both are read."""
+        super().encode()
+        if self.plans:
+            self.small = encode_small(self.family, self.inputs, self.prompt, [grid for grid, _ in self.plans])
+
+    def _select(self, queries: Sequence[VisualQuery]) -> list[Selection]:
+        if not self.plans:
+            return super()._select(queries)
+        return select_beside(self.prompt, self.encoded, self.small, self.selector, self.plans, queries)
+
+    def build(self) -> Shortened:
+        """The shorter prompt; `full` counts the tokens of the pictures as they were given."""
+        return super().build()._replace(full=self.given.count)
 
 
 def resize_prompt(family: Family, inputs: Inputs, prompt: Prompt, grids: Sequence[Grid]) -> dict[str, Any]:

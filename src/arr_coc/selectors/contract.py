@@ -18,6 +18,8 @@ from arr_coc.config import Budget, EncoderLayer, Grid, cell_count, check_grid
 from arr_coc.pixels.mipmaps import Mipmaps
 from arr_coc.selectors.output import ARRCOCOutput
 
+# The share of the tokens that is kept where nobody says how many.
+DEFAULT_RATIO = 0.25
 LayerReader = Callable[[EncoderLayer], Tensor]
 _SAME_AS_GRID: Grid = (0, 0, 0)
 
@@ -115,6 +117,8 @@ class Selection:
         deepstack (`tuple[Tensor, ...]`, *optional*): replacement rows for each DeepStack level.
         gate (`Tensor` of shape `[K]`, *optional*): value 1, carries the gradient to the selector.
         output (`ARRCOCOutput`, *optional*): what an ARR-COC layer saw.
+        order (`Tensor` of shape `[K]`, *optional*): places in `indices`, what matters most first; by default that of
+            `output`.
     """
 
     indices: Tensor
@@ -122,6 +126,13 @@ class Selection:
     deepstack: tuple[Tensor, ...] | None = None
     gate: Tensor | None = None
     output: ARRCOCOutput | None = None
+    order: Tensor | None = None
+
+    def by_relevance(self) -> Tensor:
+        """Kept cells `[K]`, what matters most first; as they are where that is not known."""
+        if self.order is not None:
+            return self.indices[self.order]
+        return self.indices if self.output is None else self.indices[self.output.order[0]]
 
 
 class InvalidSelectorError(ValueError):
@@ -134,11 +145,20 @@ class TokenSelector(ABC):
     One that never reads `VisualQuery.picture` sets `needs_picture = False`, and the picture is not rebuilt for it. One
     that reads attention or keys of the encoder names the layers in `encoder_layers` (negative ones count from the
     end; a float is a share of the depth, and means the layer nearest to it that attends to the whole picture): they
-    are kept during the one pass of the encoder, at no second pass.
+    are kept during the one pass of the encoder, at no second pass. One whose selections say what matters most sets
+    `ordered`: mode `"saccade"` then asks it for as many cells as may fit, and stops where they no longer do.
     """
 
     needs_picture: ClassVar[bool] = True
+    keeps_cells: ClassVar[bool] = True
+    default_budget: Budget = DEFAULT_RATIO
+    ordered: bool = False
     encoder_layers: tuple[EncoderLayer, ...] = ()
+
+    @property
+    def can_saccade(self) -> bool:
+        """Whether it can choose before the full picture is encoded, as mode `"saccade"` asks it to."""
+        return not self.encoder_layers
 
     def check(self, queries: Sequence[VisualQuery]) -> None:  # noqa: B027  (most have nothing to refuse)
         """Raise [`InvalidSelectorError`] if the selector was made for something else than these queries."""
@@ -151,6 +171,9 @@ class TokenSelector(ABC):
 class PictureSelector(ABC):
     """Has a smaller picture read, and perhaps tokens of the full one beside it. Subclasses implement `plan`."""
 
+    keeps_cells: ClassVar[bool] = False
+    can_saccade: ClassVar[bool] = False
+    default_budget: Budget = DEFAULT_RATIO
     beside: TokenSelector | None = None
 
     @abstractmethod
@@ -168,6 +191,9 @@ class LanguageSelector(ABC):
     through [`attach`], not [`prepare`]: no arguments of a model can say what happens between its layers.
     """
 
+    keeps_cells: ClassVar[bool] = True
+    can_saccade: ClassVar[bool] = False
+    default_budget: Budget = DEFAULT_RATIO
     layer: int = 2
 
     @abstractmethod

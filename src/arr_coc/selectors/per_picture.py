@@ -14,9 +14,7 @@ from torch import Tensor
 from arr_coc.attending import resolve_budget
 from arr_coc.config import Budget
 from arr_coc.runtime.tensors import unit_rows
-from arr_coc.selectors.contract import InvalidSelectorError, Selection, TokenSelector, VisualQuery
-
-DEFAULT_RATIO = 0.25
+from arr_coc.selectors.contract import DEFAULT_RATIO, InvalidSelectorError, Selection, TokenSelector, VisualQuery
 
 
 def count_kept(budget: Budget | None, total: int) -> int:
@@ -42,6 +40,7 @@ class PerPictureSelector(TokenSelector):
     """
 
     needs_picture = False
+    can_saccade = False
 
     def check(self, queries: Sequence[VisualQuery]) -> None:
         """Every cell that is asked about must be a token."""

@@ -1,32 +1,40 @@
-"""Stages 2 and 3: the loss of a frozen model's answer through `prepare`, gradients to the selector."""
+"""Stages `answers` and `hard`: the loss of a frozen model's own answer teaches the selector."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from arr_coc.config import Budget, check_budget
 from arr_coc.data.example import Example
-from arr_coc.evaluation.samples import conversation
+from arr_coc.data.sources import open_answers, take_readable
 from arr_coc.families.family import open_family
+from arr_coc.gaze.compression import make_compressor
 from arr_coc.gaze.plan import Gaze
-from arr_coc.prompting.prune import prepare_with_outputs
+from arr_coc.inference.load import load_model, load_processor
+from arr_coc.inference.messages import count_text, make_inputs, make_messages
+from arr_coc.inference.session import Session
 from arr_coc.prompting.question import ChatTokens
 from arr_coc.prompting.settings import Settings
 from arr_coc.realizing import ARRCOCLayer
+from arr_coc.training.config import TrainConfig
 from arr_coc.training.estimators import EstimatingSelector
+from arr_coc.training.schedule import BudgetPlan
+from arr_coc.training.stage import Stage, open_layer
 
+# Where a run keeps the LoRA of its base, beside the selector.
+ADAPTER = "adapter"
 # More tokens than any budget has.
 MOST_SEEN = 2**20
 
 
-class Asking(NamedTuple):
+class AnswerBatch(NamedTuple):
     """The batch of a step: ordinary inputs with labels, and what decides the draws."""
 
     inputs: dict[str, Any]
@@ -35,142 +43,64 @@ class Asking(NamedTuple):
     draw: int  # seed
 
 
-@dataclass(frozen=True)
-class BudgetPlan:
-    """How many tokens are read as training goes on.
-
-    Args:
-        first, last (`float`): shares of the tokens at the beginning and at the end; the same is constant.
-        sampled (`bool`, *optional*, defaults to `False`): draw a share between them for each step instead, so that
-            one selector serves all budgets.
-
-    Example:
-
-    ```python
-    >>> from arr_coc.training.answers import BudgetPlan
-    >>> plan = BudgetPlan.parse("1.0>0.25")
-    >>> plan.at(0, 100), plan.at(99, 100)
-    (1.0, 0.25)
-
-    ```
-    """
-
-    first: Budget
-    last: Budget
-    sampled: bool = False
-
-    @classmethod
-    def parse(cls, text: str) -> BudgetPlan:
-        """`0.25` is constant, `1.0>0.25` falls, `0.06-0.5` is drawn for each step, `auto` is decided by relevance."""
-        if text == "auto":
-            return cls("auto", "auto")
-        for mark in (">", "-"):
-            parts = text.split(mark)
-            if len(parts) == 2:
-                first, last = (cls._share(part, text) for part in parts)
-                return cls(first, last, mark == "-")
-        share = cls._share(text, text)
-        return cls(share, share)
-
-    @staticmethod
-    def _share(part: str, text: str) -> float:
-        try:
-            return float(check_budget(float(part)))
-        except ValueError:
-            raise ValueError(f"`budget` must be as 0.25, 1.0>0.25, 0.06-0.5 or auto, got {text!r}") from None
-
-    def at(self, step: int, steps: int, seed: int = 0) -> Budget:
-        """The budget of a step."""
-        if isinstance(self.first, str) or isinstance(self.last, str):
-            return "auto"
-        share = random.Random(f"budget {seed} {step}").random() if self.sampled else step / max(1, steps - 1)
-        return float(self.first * (self.last / self.first) ** share)  # by ratio: half of half is a quarter
-
-
 class AnswersTask(nn.Module):
     """The layer before a frozen model.
 
     Args:
         layer (`ARRCOCLayer`): learns.
         base (`PreTrainedModel`): answers; only those of its weights learn that require a gradient.
-        estimator (`str`): see `estimators`.
         chat (`ChatTokens`): markers of its prompts.
-        budget (`BudgetPlan`): how many tokens are read.
-        steps (`int`): of the whole run.
-        seed (`int`): of the budgets.
-        reward (`str`, *optional*, defaults to `"likelihood"`): of `reinforce`, or `"accuracy"`.
-        thrift (`float`, *optional*, defaults to 0.0): how much the tokens that `"auto"` gives count in the loss.
-        query_layers (`int`, *optional*, defaults to 0): as in [`~arr_coc.prepare`].
-        mode (`str`, *optional*, defaults to `"prune"`): or `"saccade"`, for `gate`, `gumbel` and `none`.
-        compress (`str`, *optional*): of the gestalt, see [`Gaze`]; a compressor that the layer has learns.
+        config (`TrainConfig`): how it learns.
     """
 
     baseline: nn.Linear | None
 
-    def __init__(
-        self,
-        layer: ARRCOCLayer,
-        base: Any,
-        estimator: str,
-        chat: ChatTokens,
-        budget: BudgetPlan,
-        steps: int,
-        seed: int = 0,
-        reward: str = "likelihood",
-        thrift: float = 0.0,
-        query_layers: int = 0,
-        mode: str = "prune",
-        compress: Any = None,
-    ) -> None:
+    def __init__(self, layer: ARRCOCLayer, base: Any, chat: ChatTokens | None, config: TrainConfig) -> None:
         super().__init__()
-        if compress is not None and mode != "saccade":
-            raise ValueError(f"`compress` belongs to mode saccade, got mode {mode}")
-        if mode not in ("prune", "saccade") or (mode == "saccade" and estimator in ("soft", "reinforce")):
-            raise ValueError(f"`mode` must be prune, or saccade with gate, gumbel or none, got {mode} with {estimator}")
-        if reward not in ("likelihood", "accuracy"):
-            raise ValueError(f"`reward` must be likelihood or accuracy, got {reward!r}")
-        self.layer = layer
-        self.selector = EstimatingSelector(layer, estimator)
+        self.layer, self.config = layer, config
+        self.selector = EstimatingSelector(layer, config.estimator)
         self._base = (base,)  # not as a submodule: it is not saved with the run
         self.tuned = nn.ParameterList([weight for weight in base.parameters() if weight.requires_grad])
         self.family = open_family(base)
-        self.estimator, self.reward, self.thrift = estimator, reward, thrift
-        self.budget, self.steps, self.seed = budget, steps, seed
-        how: Any = "weight" if estimator == "soft" else mode
-        self.settings = Settings(mode=how, chat=chat, on_error="raise", query_layers=query_layers)
-        if mode == "saccade":
+        self.budget = BudgetPlan.parse(config.budget)
+        mode: Any = "weight" if config.estimator == "soft" else config.mode
+        self.settings = Settings(mode=mode, chat=chat, on_error="raise", query_layers=config.query_layers)
+        if config.mode == "saccade":
             # where only a compressor learns, no saccade answers in its place
-            alone = compress is not None and estimator == "none"
-            self.settings = replace(self.settings, gaze=Gaze(compress=compress, gestalt=MOST_SEEN if alone else None))
-        self.baseline = nn.Linear(2 * layer.config.hidden_size, 1) if estimator == "reinforce" else None
+            alone = config.compress is not None and config.estimator == "none"
+            compress: Any = config.compress
+            gaze = Gaze(compress=compress, gestalt=MOST_SEEN if alone else None)
+            self.settings = replace(self.settings, gaze=gaze)
+        self.baseline = nn.Linear(2 * layer.config.hidden_size, 1) if config.estimator == "reinforce" else None
         if self.baseline is not None:
             nn.init.zeros_(self.baseline.weight)
             nn.init.zeros_(self.baseline.bias)
 
-    def forward(self, batch: Asking) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def forward(self, batch: AnswerBatch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Losses of a batch, and measures of how well it was answered."""
-        budget = self.budget.at(batch.step, self.steps, self.seed)
+        config = self.config
+        budget = self.budget.at(batch.step, config.steps, config.seed)
         selector = self.selector
         # annealed: towards the end what is drawn is what is deployed
-        selector.temperature = 2.0 * (0.1 ** (batch.step / max(1, self.steps)))
+        selector.temperature = 2.0 * (0.1 ** (batch.step / max(1, config.steps)))
         selector.generator = torch.Generator().manual_seed(batch.draw)
         settings = replace(self.settings, budget=budget)
-        prepared = prepare_with_outputs(self.family, batch.inputs, selector, settings)
-        labels = prepared.inputs.pop("labels")
-        detached = self.estimator == "reinforce" and not len(self.tuned)
+        run = Session(self.family, selector, settings).prepare(batch.inputs)
+        labels = run.inputs.pop("labels")
+        detached = config.estimator == "reinforce" and not len(self.tuned)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not detached):
             # only where answers are: a large vocabulary at every token of a prompt would take gigabytes
             last = labels.shape[1] - int((labels != -100).any(dim=0).int().argmax()) + 1
-            logits = self._base[0](**prepared.inputs, use_cache=False, logits_to_keep=last).logits
+            logits = self._base[0](**run.inputs, use_cache=False, logits_to_keep=last).logits
             loss, right = answer_losses(logits, labels[:, -last:])
         losses = {"answer": (loss * batch.weights).mean()}
         if self.baseline is not None:
-            reward = -loss.detach() if self.reward == "likelihood" else right
+            reward = -loss.detach() if config.reward == "likelihood" else right
             losses |= _reinforced(self.baseline(selector.seen)[:, 0], selector, reward, batch.weights)
-        if self.thrift:
+        if config.thrift:
             total = selector.totals.to(loss.device)
-            losses["thrift"] = self.thrift * (torch.stack(selector.expected) / total).clamp(max=1).mean()
-        measures = {"accuracy": right.mean(), "tokens": torch.tensor(prepared.used / max(1, prepared.full))}
+            losses["thrift"] = config.thrift * (torch.stack(selector.expected) / total).clamp(max=1).mean()
+        measures = {"accuracy": right.mean(), "tokens": torch.tensor(run.used / max(1, run.full))}
         return losses, {name: value.to(loss.device) for name, value in measures.items()}
 
 
@@ -197,29 +127,88 @@ def answer_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return loss, right.float()
 
 
-def make_asking(processor: Any, examples: Sequence[Example], step: int, draw: int, device: Any) -> Asking:
+def make_batch(processor: Any, examples: Sequence[Example], step: int, draw: int, device: Any) -> AnswerBatch:
     """Inputs of the questions with their answers, which alone are learned, up to the marker that ends them."""
-    questions = [conversation(example.picture, example.question) for example in examples]
+    questions = [make_messages(example.picture, example.question) for example in examples]
     answers = [{"role": "assistant", "content": [{"type": "text", "text": example.answer}]} for example in examples]
     whole = [[*question, answer] for question, answer in zip(questions, answers, strict=True)]
-    inputs = processor.apply_chat_template(
-        whole, tokenize=True, return_dict=True, processor_kwargs={"padding": True, "return_tensors": "pt"}
-    )
+    inputs = make_inputs(processor, whole, "cpu", answered=True)
     ids, end = inputs["input_ids"], ChatTokens.from_tokenizer(processor.tokenizer).end
     labels = ids.masked_fill(inputs["attention_mask"] == 0, -100)
     for row in range(len(examples)):
         used = inputs["attention_mask"][row].nonzero()[:, 0]
         # as long as the whole is longer than the question alone, in a text where a picture is one token
-        answer = _length(processor, whole[row], False) - _length(processor, questions[row], True)
+        answer = count_text(processor, whole[row], answered=True)
+        answer -= count_text(processor, questions[row], answered=False)
         labels[row, : int(used[-1]) + 1 - answer] = -100
         ends = (ids[row] == end).nonzero()[:, 0]
         if len(ends):
             labels[row, int(ends[-1]) + 1 :] = -100
     moved = {name: value.to(device) for name, value in inputs.items()}
     weights = torch.tensor([example.weight for example in examples], device=device)
-    return Asking({**moved, "labels": labels.to(device)}, weights, step, draw)
+    return AnswerBatch({**moved, "labels": labels.to(device)}, weights, step, draw)
 
 
-def _length(processor: Any, turns: list[dict[str, Any]], prompt: bool) -> int:
-    text = processor.apply_chat_template(turns, tokenize=False, add_generation_prompt=prompt)
-    return len(processor.tokenizer(text, add_special_tokens=False)["input_ids"])
+def open_answers_stage(config: TrainConfig, accelerator: Any) -> Stage:
+    """Open the base and the questions for stage `answers` or `hard`.
+
+    Args:
+        config (`TrainConfig`): of the run.
+        accelerator (`accelerate.Accelerator`): on whose device, and over whose processes, it runs.
+
+    Returns:
+        [`~arr_coc.training.stage.Stage`]: it saves `adapter`, with LoRA, or `base`, with last layers.
+    """
+    sources = [open_answers(name, config.samples, config.seed, config.stage == "hard") for name in config.data]
+    model: Any = load_model(config.base, dtype=getattr(torch, config.dtype)).requires_grad_(False)
+    model = model.to(accelerator.device)
+    processor = load_processor(config.base)
+    layer = open_layer(model, config.start)
+    if config.compress == "conv" and layer.compressor is None:
+        levels = 1 + len(getattr(model.config.vision_config, "deepstack_visual_indexes", None) or ())
+        layer.config = replace(layer.config, compressor_levels=levels)
+        layer.compressor = make_compressor(layer.config)
+    layer = layer.to(accelerator.device)
+    if config.last_layers:
+        _free_last_layers(model, config.last_layers)
+    tuned = _add_lora(model, config.lora, config.seed, config.base) if config.lora else model
+    task = AnswersTask(layer, tuned, ChatTokens.from_tokenizer(processor.tokenizer), config)
+    size, process = config.batch_size * accelerator.num_processes, accelerator.process_index
+
+    def batch_at(step: int) -> AnswerBatch:
+        rng = random.Random(f"answers {config.seed} {step}")
+        chosen = [rng.choice(sources) for _ in range(size)]
+        numbers = [rng.randrange(len(source)) for source in chosen]
+        mine = list(zip(chosen, numbers, strict=True))[process :: accelerator.num_processes]
+        examples = [take_readable(source, number) for source, number in mine]
+        return make_batch(processor, examples, step, rng.randrange(2**31) + process, accelerator.device)
+
+    def save(out: Path) -> None:
+        if config.lora:
+            tuned.save_pretrained(out / ADAPTER, save_embedding_layers=False)  # which never learn
+        if config.last_layers:
+            model.save_pretrained(out / "base")
+            processor.save_pretrained(out / "base")
+
+    return Stage(task, layer, batch_at, save)
+
+
+def _free_last_layers(model: Any, count: int) -> None:
+    """Let the last layers of the language model learn."""
+    layers = open_family(model).inner.language_model.layers
+    if count > len(layers):
+        raise ValueError(f"`last_layers` must be at most {len(layers)} for this model, got {count}")
+    layers[-count:].requires_grad_(True)
+
+
+def _add_lora(model: Any, rank: int, seed: int, base: str) -> Any:
+    """LoRA on queries and values of the language model."""
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise ValueError("LoRA needs peft; install arr-coc[train]") from None
+    torch.manual_seed(seed)
+    targets = r".*language_model.*\.(q_proj|v_proj)"
+    tuned = get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets))
+    tuned.peft_config["default"].base_model_name_or_path = base  # its name, not where it lies on this machine
+    return tuned

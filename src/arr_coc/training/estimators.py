@@ -30,12 +30,16 @@ SHARPNESS = 10.0
 class EstimatingSelector(TokenSelector):
     """A layer that is being trained, as `prepare` takes it; it keeps what the losses need of its last call.
 
+    It is ordered as the layer itself is, so that what is trained is what is deployed.
+
     Args:
         layer (`ARRCOCLayer`): learns.
         estimator (`str`): see above.
         temperature (`float`, *optional*, defaults to 1.0): of the draws; lower is nearer to the most relevant.
         generator (`torch.Generator`, *optional*): of the draws.
     """
+
+    ordered = True
 
     def __init__(
         self,
@@ -86,14 +90,15 @@ class EstimatingSelector(TokenSelector):
         logits = SHARPNESS * relevance / self.temperature  # [N]
         chosen, noisy = gumbel_top_k(logits.detach(), count, self.generator)
         indices = chosen.sort().values
+        order = chosen.argsort().argsort()  # places in `indices`, in the order of the draw
         log_chance = log_chance_of(logits, chosen)
         if self.estimator == "reinforce":
-            return Selection(indices=indices), log_chance
+            return Selection(indices=indices, order=order), log_chance
         # the chance to be above the best cell that was left out, given its noise
         left = noisy.scatter(0, chosen, -torch.inf).max() if count < len(logits) else noisy.min() - 1
         noise = (noisy - logits.detach())[indices]
         inclusion = torch.sigmoid(logits[indices] + noise - left)
-        return Selection(indices=indices, gate=straight_through(inclusion)), log_chance
+        return Selection(indices=indices, gate=straight_through(inclusion), order=order), log_chance
 
 
 def gumbel_top_k(logits: Tensor, count: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ import pytest
 
 from arr_coc import ARRCOCQwen
 from arr_coc.data.worlds import make_example
-from arr_coc.evaluation.samples import answer_samples, exact_match
+from arr_coc.evaluation.answers import answer_examples, exact_match
 
 pytestmark = [
     pytest.mark.lmms,
@@ -58,7 +58,7 @@ def test_it_scores_what_our_own_evaluation_scores(task, tmp_path, arguments, sel
     rows = sorted(map(json.loads, logged[0].read_text().splitlines()), key=lambda row: row["doc_id"])
 
     vlm = ARRCOCQwen.from_pretrained("embedded", selector)
-    answers = answer_samples(vlm.model, vlm.processor, SAMPLES, vlm.selector, **own)
+    answers = answer_examples(vlm.model, vlm.processor, SAMPLES, vlm.selector, **own)
     assert [row["filtered_resps"] for row in rows] == answers
     assert score == pytest.approx(exact_match(SAMPLES, answers))
     # the worse two make mistakes, and not only mistakes: a score of theirs is not equal by accident
