@@ -10,8 +10,8 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from arr_coc import ARRCOCQwen
-from arr_coc.commands.ask import draw_gaze, draw_overlay
 from arr_coc.data.worlds import draw_scene, split_seed
+from arr_coc.drawing.overlay import draw_gaze, draw_overlay
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "src" / "arr_coc" / "assets" / "examples"

@@ -10,8 +10,11 @@ import standin
 import torch
 from PIL import Image, ImageDraw
 
-from arr_coc import CHANNELS, ARRCOCConfig, ARRCOCLayer
-from arr_coc.drawing.sheet import check_target, colour_map, draw_sheet, save_image, show_heat, show_kept
+from arr_coc import CHANNELS, Answer, ARRCOCConfig, ARRCOCLayer
+from arr_coc.drawing.overlay import colour_map, show_heat, show_kept
+from arr_coc.drawing.png_file import check_target, save_image
+from arr_coc.drawing.sheet import draw_sheet
+from arr_coc.inference.answer import TokenCount
 from arr_coc.pixels.files import to_tensor
 from arr_coc.texture import generate_texture_array
 
@@ -25,7 +28,7 @@ def noise(width, height, seed=0):
 
 @lru_cache
 def looked_at(rows, columns, channels, colour=None, budget=0.25):
-    """A picture and what an untrained layer makes of it."""
+    """A picture and what an untrained layer makes of it, as an answer without text."""
     size = (columns * CELL, rows * CELL)
     image = noise(*size) if colour is None else Image.new("RGB", size, colour)
     picture = to_tensor(image)
@@ -34,7 +37,14 @@ def looked_at(rows, columns, channels, colour=None, budget=0.25):
         layer = ARRCOCLayer(ARRCOCConfig(hidden_size=standin.WIDTH, channels=channels)).eval()
         words = standin.embed_words(["red", "sign"])[None]
         output = layer(cells, words, grid=(rows, columns), picture=picture, budget=budget, details=True)
-    return image, output
+    return image, answer_of(output)
+
+
+def answer_of(output):
+    _, _, rows, columns = output.relevance.shape
+    kept = output.indices[0].numpy()
+    tokens = TokenCount(rows * columns, len(kept))
+    return Answer("", (output,), (((1, rows, columns), kept),), tokens, output.strategy[0], output.reason[0], {})
 
 
 @pytest.fixture
@@ -120,8 +130,8 @@ def test_showing_leaves_the_picture_itself_alone():
 @pytest.mark.parametrize("channels", ["core", "full"])
 @pytest.mark.parametrize("grid", [(4, 4), (1, 64), (64, 1), (1, 1), (3, 7)])
 def test_sheet_of_any_shape_has_one_width_and_a_sane_height(grid, channels):
-    image, output = looked_at(*grid, channels)
-    sheet = draw_sheet(image, "where is the red sign?", output, channels, ("a footnote",))
+    image, answer = looked_at(*grid, channels)
+    sheet = draw_sheet(image, "where is the red sign?", answer, ("a footnote",))
     assert sheet.mode == "RGB"
     assert sheet.width == 1440
     assert 400 < sheet.height < 4000
@@ -129,15 +139,16 @@ def test_sheet_of_any_shape_has_one_width_and_a_sane_height(grid, channels):
 
 def test_sheet_of_forty_channels_is_taller_than_that_of_thirteen():
     heights = [
-        draw_sheet(image, "red", output, name).height for name in CHANNELS for image, output in [looked_at(4, 4, name)]
+        draw_sheet(image, "red", answer).height for name in CHANNELS for image, answer in [looked_at(4, 4, name)]
     ]
     assert heights[0] < heights[1]
 
 
 @pytest.mark.parametrize("channels", ["core", "full"])
 def test_every_channel_score_and_number_is_named_once(written, channels):
-    image, output = looked_at(4, 4, channels)
-    draw_sheet(image, "where is the red sign?", output, channels, ("first footnote", "second footnote"))
+    image, answer = looked_at(4, 4, channels)
+    output = answer.output
+    draw_sheet(image, "where is the red sign?", answer, ("first footnote", "second footnote"))
     texts = [text for _, text, _ in written]
     expected = [f"{index} {name}" for name, index in CHANNELS[channels].items()]
     expected += [
@@ -157,10 +168,10 @@ def test_every_channel_score_and_number_is_named_once(written, channels):
 @pytest.mark.parametrize("channels", ["core", "full"])
 @pytest.mark.parametrize("grid", [(4, 4), (1, 64), (64, 1)])
 def test_all_text_lies_on_the_sheet_and_captions_do_not_overlap(written, grid, channels):
-    image, output = looked_at(*grid, channels)
+    image, answer = looked_at(*grid, channels)
     question = "what is written on the small red sign to the left of the door? " * 4
     footnotes = ("a long footnote that says where the words come from. " * 8,)
-    sheet = draw_sheet(image, question, output, channels, footnotes)
+    sheet = draw_sheet(image, question, answer, footnotes)
     lines = {}
     for (x, y), text, width in written:
         assert x >= 0
@@ -174,40 +185,40 @@ def test_all_text_lies_on_the_sheet_and_captions_do_not_overlap(written, grid, c
 
 
 def test_picture_and_kept_cells_are_on_the_sheet():
-    image, output = looked_at(4, 4, "core", colour=(255, 0, 0), budget=16)
-    sheet = np.asarray(draw_sheet(image, "red", output, "core"))
+    image, answer = looked_at(4, 4, "core", colour=(255, 0, 0), budget=16)
+    sheet = np.asarray(draw_sheet(image, "red", answer))
     red = (sheet == (255, 0, 0)).all(axis=-1)
     half, other = red[:, :480].sum(), red[:, 960:].sum()
     assert half > 400 * 400  # the picture, first of three tiles
     assert other > 400 * 400  # all of it was kept, last of three tiles
-    image, output = looked_at(4, 4, "core", colour=(255, 0, 0), budget=8)
-    red = (np.asarray(draw_sheet(image, "red", output, "core")) == (255, 0, 0)).all(axis=-1)
+    image, answer = looked_at(4, 4, "core", colour=(255, 0, 0), budget=8)
+    red = (np.asarray(draw_sheet(image, "red", answer)) == (255, 0, 0)).all(axis=-1)
     assert red[:, :480].sum() == half
     assert 0.4 * other < red[:, 960:].sum() < 0.6 * other
 
 
 @pytest.mark.parametrize("question", ["x", "word " * 4000, "x" * 20_000, "two\nlines\tand a tab", "猫 🙂 ñ"])
 def test_any_question_fits_in_three_title_lines(question):
-    image, output = looked_at(4, 4, "core")
-    short = draw_sheet(image, "x", output, "core").height
-    assert short <= draw_sheet(image, question, output, "core").height <= short + 2 * 40
+    image, answer = looked_at(4, 4, "core")
+    short = draw_sheet(image, "x", answer).height
+    assert short <= draw_sheet(image, question, answer).height <= short + 2 * 40
 
 
 def test_footnotes_add_their_height():
-    image, output = looked_at(4, 4, "core")
-    assert draw_sheet(image, "x", output, "core", ("a", "b")).height > draw_sheet(image, "x", output, "core").height
+    image, answer = looked_at(4, 4, "core")
+    assert draw_sheet(image, "x", answer, ("a", "b")).height > draw_sheet(image, "x", answer).height
 
 
 def test_sheet_is_the_same_every_time():
-    image, output = looked_at(4, 4, "full")
-    first, second = (draw_sheet(image, "red", output, "full") for _ in range(2))
+    image, answer = looked_at(4, 4, "full")
+    first, second = (draw_sheet(image, "red", answer) for _ in range(2))
     assert first.tobytes() == second.tobytes()
 
 
 def test_sheet_needs_the_details():
-    image, output = looked_at(4, 4, "core")
+    image, answer = looked_at(4, 4, "core")
     with pytest.raises(ValueError, match="details=True"):
-        draw_sheet(image, "red", dataclasses.replace(output, texture=None), "core")
+        draw_sheet(image, "red", answer_of(dataclasses.replace(answer.output, texture=None)))
 
 
 # --- where it goes ---------------------------------------------------------------------------------------------------
