@@ -12,7 +12,7 @@ import pytest
 from serving import fetch, free_port, serve
 
 import arr_coc
-from arr_coc.commands.export_space import export_space
+from arr_coc.cli.export_space import write_space
 
 pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("ignore")]
 
@@ -236,7 +236,7 @@ def test_it_can_be_used_by_keyboard(page):
 
 def test_an_exported_space_runs_as_it_is(tmp_path):
     folder = tmp_path / "space"
-    export_space(folder)
+    write_space(folder)
     port = free_port()
     own = {**os.environ, "PORT": str(port)}
     own.pop("PYTHONPATH", None)

@@ -184,6 +184,7 @@ def test_noise_falls_back_to_an_even_grid_with_a_reason_and_a_scene_does_not(pic
     assert look_json(pictures / "scene.png", "where is the elephant?")["strategy"] == "relevance"
 
 
+@pytest.mark.slow
 def test_same_call_gives_the_same_json_and_the_same_sheet(pictures):
     calls = [look(pictures / "scene.png", QUESTION, "--json", "--out", "drawn.png").stdout for _ in range(2)]
     assert calls[0] == calls[1]
@@ -212,7 +213,9 @@ def test_question_of_twenty_thousand_characters_works(pictures, question):
     assert Path("drawn.png").stat().st_size > 0
 
 
-@pytest.mark.parametrize("size", [(1, 1), (190, 1), (3, 500), (31, 33), (3000, 2000)])
+@pytest.mark.parametrize(
+    "size", [(1, 1), (190, 1), (3, 500), (31, 33), pytest.param((3000, 2000), marks=pytest.mark.slow)]
+)
 def test_pictures_of_odd_shapes_work(size):
     Image.new("RGB", size, "red").save("odd.png")
     facts = look_json("odd.png", QUESTION, "--out", "drawn.png")
@@ -349,12 +352,14 @@ def test_help_names_what_there_is(arguments):
         assert name in result.stdout
 
 
+@pytest.mark.slow
 def test_process_gives_the_json_of_this_process(pictures):
     result = run_process("look", pictures / "scene.png", QUESTION, "--json", PYTHONHASHSEED="7")
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == look(pictures / "scene.png", QUESTION, "--json").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("picture", ["missing.png", "cut.tiff"])
 def test_process_ends_with_one_line_and_exit_code_two(pictures, picture):
     result = run_process("look", pictures / picture, QUESTION, "--out", "drawn.png")
@@ -473,6 +478,7 @@ def test_ask_says_what_happened_in_every_mode():
     assert weighed["tokens"] == {"full": 140, "used": 140}
 
 
+@pytest.mark.slow
 def test_ask_tells_of_conversions_beside_its_output(pictures):
     Image.new("RGBA", (1600, 800), (255, 0, 0, 128)).save("clear.png")
     result = invoke("ask", "clear.png", QUESTION, "--json")
@@ -492,7 +498,7 @@ def test_ask_tells_of_conversions_beside_its_output(pictures):
         ((SHAPES, PURPLE, "--selector", ""), "no selector is named ''"),
         ((SHAPES, PURPLE, "--selector", "oracle"), "oracle must be told where to look"),
         ((SHAPES, PURPLE, "--model", "Qwen3"), "there is no directory 'Qwen3', and a Hub id has a slash"),
-        (("http://x/y.png", PURPLE), "is an address"),
+        (("http://x/y.png", PURPLE), "is a web address"),
         ((SHAPES, PURPLE, "--model", "cut"), "cut cannot be opened as a model"),
         ((SHAPES, PURPLE, "--model", "wide"), "wide cannot be opened as a model"),
     ],

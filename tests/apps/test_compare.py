@@ -57,11 +57,11 @@ def test_the_same_twice_keeps_the_same():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("arr-coc", "oracle", PICTURE, QUESTION), "oracle chooses no tokens of its own"),
+        (("arr-coc", "oracle", PICTURE, QUESTION), "oracle must be told where to look"),
         (("arr-coc", "magic", PICTURE, QUESTION), "no selector is named 'magic'"),
         (("arr-coc", "grid", "nowhere.png", QUESTION), "nowhere.png"),
         (("arr-coc", "grid", PICTURE, " "), "the question is empty"),
-        (("arr-coc", "grid", PICTURE, QUESTION, "--out", "a.jpg"), "a PNG file is written"),
+        (("arr-coc", "grid", PICTURE, QUESTION, "--out", "a.jpg"), "the output is a PNG file"),
         (("arr-coc", "grid", PICTURE, QUESTION, "--budget", "2.0"), "`budget` must be in (0, 1]"),
         (("a", "b", PICTURE, QUESTION), "were made for different models, one and two"),
     ],

@@ -1,4 +1,4 @@
-"""A user's mistake at the command line is one line on the error stream and exit code 2, never a traceback."""
+"""A user's mistake is one line on the error stream and exit code 2, never a traceback."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Inside `with`, what a user can cause ends the command in one line."""
+    """End the command with one line for every error that a user can cause."""
     try:
         yield
     except (ValueError, TypeError, OSError) as error:

@@ -1,0 +1,126 @@
+"""`arr-coc ask`: an answer, what it cost, and what was read for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from arr_coc.cli.errors import one_line_errors
+from arr_coc.cli.options import (
+    AsJson,
+    ImageFile,
+    Model,
+    OwnBudget,
+    Question,
+    SelectorName,
+    check_paths,
+    parse_budget,
+)
+
+if TYPE_CHECKING:
+    from arr_coc.config import Budget
+
+
+def ask(
+    image: ImageFile,
+    question: Question,
+    model: Model = None,
+    selector: SelectorName = None,
+    mode: Annotated[
+        str,
+        typer.Option(
+            help="prune: read only the tokens that matter; saccade: the whole picture small, details where they "
+            "matter; weight: all tokens, scaled by relevance; full: the plain model."
+        ),
+    ] = "prune",
+    budget: OwnBudget = None,
+    overlay: Annotated[Path | None, typer.Option(help="Where to write a picture of what was read (PNG).")] = None,
+    as_json: AsJson = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also say what the model can be asked.")] = False,
+) -> None:
+    """Answer a question about a picture, reading only the tokens that matter."""
+    with one_line_errors():
+        tokens = None if budget is None else parse_budget(budget)
+        with Console(stderr=True, highlight=False).status("opening the model and answering"):
+            facts = answer_question(image, question, model, selector, mode, tokens, overlay)
+    scope, notes = facts.pop("scope"), facts.pop("notes")
+    for line in [*notes, *([scope] if verbose else [])]:
+        typer.echo(line, err=True)
+    if as_json:
+        typer.echo(json.dumps(facts))
+    else:
+        _print_answer(facts, overlay)
+
+
+def answer_question(
+    path: Path,
+    question: str,
+    model: str | None,
+    selector: str | None,
+    mode: str,
+    budget: Budget | None,
+    overlay: Path | None,
+) -> dict[str, Any]:
+    """Open the model, ask, and draw the overlay; returns what the command prints."""
+    from arr_coc.cli.facts import describe_conversions, round_labels
+    from arr_coc.config import EMBEDDED, ARRCOCConfig
+    from arr_coc.drawing.overlay import draw_gaze, draw_overlay
+    from arr_coc.drawing.png_file import save_image
+    from arr_coc.inference.answer import ARRCOCQwen
+    from arr_coc.inference.load import SCOPE, find_names, quiet_loading
+    from arr_coc.inference.messages import make_messages
+    from arr_coc.pixels.files import open_picture
+
+    check_paths(path, overlay, "--overlay")
+    if selector == "oracle":
+        raise ValueError("oracle must be told where to look, which the command line cannot do; use another selector")
+    opened = open_picture(path)
+    make_messages(opened.image, question)  # refuses an empty question before the model is opened
+    quiet_loading()
+    base, chosen = find_names(model, selector)
+    vlm = ARRCOCQwen.from_pretrained(base, chosen)
+    answer = vlm.answer(opened.image, question, budget=budget, mode=mode)  # type: ignore[arg-type]  # checked there
+    name = EMBEDDED if base == EMBEDDED else vlm.config.name_or_path
+    cell = ARRCOCConfig.for_model(vlm.model).cell_pixels
+    if overlay is not None:
+        draw = draw_gaze if mode == "saccade" else draw_overlay
+        save_image(draw(opened.image, answer, cell), overlay)
+    (_, rows, columns), _ = answer.kept[0]
+    # some selectors resize the picture themselves, and saccades are cut from the picture as it is
+    whole = mode != "saccade" and chosen not in ("downsample", "half-and-half")
+    return {
+        "answer": answer.text,
+        "mode": mode,
+        "tokens": {"full": answer.tokens.full, "used": answer.tokens.used},
+        "budget": answer.budget if mode in ("prune", "saccade") else None,
+        "strategy": answer.strategy,
+        "reason": answer.reason,
+        **round_labels(answer.output),
+        "timings_ms": answer.timings_ms,
+        "model": name,
+        "selector": None if mode == "full" else chosen,
+        "notes": describe_conversions(opened, (columns * cell, rows * cell) if whole else None),
+        "scope": SCOPE if base == EMBEDDED else f"what {name} can be asked is in its own model card",
+    }
+
+
+def _print_answer(facts: dict[str, Any], overlay: Path | None) -> None:
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.print(facts["answer"] or "(no answer)", style="bold", soft_wrap=True)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="dim")
+    table.add_column()
+    budget = "" if facts["budget"] is None else f" (budget {facts['budget']})"
+    table.add_row("tokens", f"{facts['tokens']['used']} of {facts['tokens']['full']}{budget}")
+    table.add_row("strategy", f"{facts['strategy']}: {facts['reason']}")
+    table.add_row("time", ", ".join(f"{name} {value:.0f} ms" for name, value in facts["timings_ms"].items()))
+    known = {None: "no selector", "arr-coc": "selector arr-coc (untrained)", "embedded": "selector embedded (trained)"}
+    table.add_row("model", f"{facts['model']}, {known.get(facts['selector'], 'selector ' + str(facts['selector']))}")
+    console.print(table)
+    if overlay is not None:
+        typer.echo(f"overlay   {overlay}")

@@ -1,0 +1,188 @@
+"""`arr-coc eval`: every selector on every task at every budget, and a report. A stopped run can be continued."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice, zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from arr_coc.cli.errors import one_line_errors
+from arr_coc.cli.options import Device, DType, Model, Selectors, check_dtype, split_names
+
+if TYPE_CHECKING:
+    from arr_coc.evaluation.contenders import Contender
+    from arr_coc.evaluation.records import Store
+    from arr_coc.evaluation.run import Opened
+    from arr_coc.evaluation.tasks import Task
+
+TIMED = 32  # pictures to time, or `limit` if that is fewer
+
+
+def evaluate(
+    out: Annotated[Path, typer.Option(help="Directory of the results; a run that was stopped there is continued.")],
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="May be given several times: a world or one kind of its questions (scenes, scenes/read), photos:DIR, "
+            "refexp:FILE, jsonl:FILE, vqav2:FILE or pope:FILE. [default: all worlds]"
+        ),
+    ] = None,
+    selectors: Selectors = "all",
+    budgets: Annotated[
+        str, typer.Option(help="Ratios or numbers of tokens, separated by commas.")
+    ] = "0.5,0.25,0.125,0.06",
+    limit: Annotated[int, typer.Option(min=1, help="Questions per task.")] = 100,
+    model: Model = None,
+    size: Annotated[int, typer.Option(min=64, max=4096, help="Side of drawn pictures in pixels.")] = 512,
+    batch: Annotated[int, typer.Option(min=1, help="Batch size when accuracy is measured.")] = 16,
+    device: Device = "cpu",
+    dtype: DType = "float32",
+    instruction: Annotated[str, typer.Option(help="Text added to every question, such as: Answer in one word.")] = "",
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer in tokens.")] = 16,
+    times: Annotated[bool, typer.Option(help="Also measure times, in a separate pass, one picture at a time.")] = True,
+) -> None:
+    """Compare selectors by accuracy, coverage, tokens and time; writes report.html and report.md."""
+    with one_line_errors():
+        check_dtype(dtype)
+        names = split_names(selectors, "selectors")
+        from arr_coc.data.worlds import list_worlds
+
+        plan = Evaluation(
+            tuple(tasks or list_worlds()), tuple(names), budgets, out, model, limit, size, batch, device, dtype,
+            instruction, max_new_tokens, times,
+        )  # fmt: skip
+        try:
+            summary = run_evaluation(plan)
+        except KeyboardInterrupt:
+            typer.echo(f"stopped; the same command continues from {out}", err=True)
+            raise typer.Exit(130) from None
+    _print_summary(summary)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What to measure; see `arr-coc eval --help`."""
+
+    tasks: Sequence[str]
+    selectors: Sequence[str]
+    budgets: str
+    out: Path
+    model: str | None = None
+    limit: int | None = None
+    size: int = 512
+    batch: int = 16
+    device: str = "cpu"
+    dtype: str = "float32"
+    instruction: str = ""
+    max_new_tokens: int = 16
+    times: bool = True
+
+
+def run_evaluation(plan: Evaluation) -> dict[str, Any]:
+    """Measure what is not measured yet, and write the report; returns its summary."""
+    from arr_coc.config import EMBEDDED
+    from arr_coc.evaluation.contenders import open_contenders, parse_budgets
+    from arr_coc.evaluation.records import Store
+    from arr_coc.evaluation.report import write_report
+    from arr_coc.evaluation.run import open_model, run_task
+    from arr_coc.evaluation.tasks import open_task
+    from arr_coc.inference.load import quiet_loading
+    from arr_coc.runtime.machine import describe_machine, find_revision
+
+    quiet_loading()
+    budgets = parse_budgets(plan.budgets)
+    tasks = [open_task(spec, plan.limit, plan.size) for spec in plan.tasks]
+    if len({task.name for task in tasks}) < len(tasks):
+        raise ValueError("a task was named twice; name each task once")
+    base = plan.model or EMBEDDED
+    opened = open_model(base, plan.device, plan.dtype, plan.size)
+    opened = replace(opened, instruction=plan.instruction, max_new_tokens=plan.max_new_tokens)
+    contenders = open_contenders(plan.selectors, opened.model)
+    settings = {
+        "model": base, "size": plan.size, "batch": plan.batch, "dtype": plan.dtype,
+        "instruction": plan.instruction, "max_new_tokens": plan.max_new_tokens, "device": plan.device,
+    }  # fmt: skip
+    command = shlex.join(["arr-coc", *sys.argv[1:]])
+    about = {"command": command, "revision": find_revision(), **describe_machine(opened.model)}
+    store = Store(plan.out, settings, about)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True, highlight=False)) as bar:
+        for task in tasks:
+            calls = sum(len(contender.budgets(budgets)) for contender in contenders)
+            row = bar.add_task(task.name, total=calls * len(task))
+            run_task(opened, task, contenders, budgets, store, plan.batch, lambda n, row=row: bar.advance(row, n))  # type: ignore[misc]
+        if plan.times:
+            _measure_times(opened, tasks, contenders, budgets, store, bar, min(TIMED, plan.limit or TIMED))
+    if not store.records:
+        raise ValueError("there is nothing to report: no picture of any task could be read")
+    names = [contender.name for contender in contenders]
+    summary = write_report(store, tasks, names, budgets, {**about, **settings})
+    summary["out"] = str(plan.out)
+    return summary
+
+
+def _measure_times(
+    opened: Opened,
+    tasks: Sequence[Task],
+    contenders: Sequence[Contender],
+    budgets: Sequence[str],
+    store: Store,
+    bar: Progress,
+    count: int,
+) -> None:
+    """Measure the times that are missing, on `count` pictures taken from all tasks in turn."""
+    from arr_coc.data.example import MissingPicture
+    from arr_coc.evaluation.timing import time_contenders
+
+    timed = [contender for contender in contenders if contender.name != "oracle"]  # it must be told where to look
+    missing = [
+        budget
+        for budget in budgets
+        if any((contender.name, contender.budgets([budget])[0]) not in store.times for contender in timed)
+    ]
+    if not missing:
+        return
+    numbered = zip_longest(*([(task, number) for number in range(len(task))] for task in tasks))
+    in_turn = (pair for pair in chain.from_iterable(numbered) if pair is not None)
+    inputs = []
+    for task, number in islice(in_turn, 2 * count):
+        item = task[number]
+        try:
+            inputs.append(opened.ask([item.question], [item.open()]))
+        except MissingPicture:
+            continue
+        if len(inputs) == count:
+            break
+    if not inputs:
+        return
+    row = bar.add_task("times", total=len(missing))
+    for budget in missing:
+        for times in time_contenders(opened, inputs, timed, budget):
+            if (times["selector"], times["budget"]) not in store.times:
+                store.add_times(times)
+        bar.advance(row)
+
+
+def _print_summary(summary: dict[str, Any]) -> None:
+    rows = summary["rows"]
+    budgets = list(dict.fromkeys(row["budget"] for row in rows if row["budget"] != "full"))
+    table = Table("accuracy", *(f"{100 * float(budget):g} %" if "." in budget else budget for budget in budgets))
+    accuracies: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        accuracies.setdefault(row["selector"], {})[row["budget"]] = row.get("accuracy")
+    for name, by_budget in accuracies.items():
+        values = [by_budget.get(budget, by_budget.get("full")) for budget in budgets]
+        table.add_row(name, *("" if value is None else f"{value:.3f}" for value in values))
+    Console(highlight=False).print(table)
+    for task, count in summary["missing"].items():
+        typer.echo(f"{task}: {count} pictures could not be read and are left out", err=True)
+    typer.echo(f"report    {Path(summary['out']) / 'report.html'}")

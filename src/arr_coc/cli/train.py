@@ -1,0 +1,116 @@
+"""`arr-coc train`: train a selector for a frozen model, with a progress bar."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from arr_coc.cli.errors import one_line_errors
+from arr_coc.cli.options import Device, Model
+
+if TYPE_CHECKING:
+    from arr_coc.training.config import TrainConfig
+
+
+def train(
+    data: Annotated[
+        list[str],
+        typer.Option(
+            help="What to learn from; may be given several times. A world or one kind of its questions (scenes, "
+            "scenes/read). For proxy also a folder in COCO format, or JSON lines of referring expressions (image, "
+            "expression, box) or of gaze (image, question, map). For answers and hard also crowded, or a file of VQAv2 "
+            "questions."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Directory of the run.")],
+    stage: Annotated[str, typer.Option(help="proxy (learn from boxes and maps), answers, or hard.")] = "proxy",
+    base: Model = None,
+    start: Annotated[Path | None, typer.Option(help="Selector to start from. [default: an untrained layer]")] = None,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 1000,
+    batch: Annotated[int, typer.Option(help="Questions per step and process.")] = 32,
+    rate: Annotated[float | None, typer.Option(help="Peak learning rate. [default: 3e-3 for proxy, else 1e-3]")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Sets the order, and the first example of each world.")] = 0,
+    samples: Annotated[int, typer.Option(min=1, help="Examples per world.")] = 2000,
+    estimator: Annotated[str, typer.Option(help="answers, hard: gate, gumbel, reinforce, soft or none.")] = "gate",
+    budget: Annotated[
+        str,
+        typer.Option(help="answers, hard: fixed (0.25), falling (1.0>0.25), random per step (0.06-0.5), or auto."),
+    ] = "0.25",
+    reward: Annotated[str, typer.Option(help="reinforce: likelihood or accuracy.")] = "likelihood",
+    thrift: Annotated[float, typer.Option(min=0, help="budget auto: cost of the kept tokens in the loss.")] = 0.0,
+    lora: Annotated[int, typer.Option(min=0, help="answers, hard: rank of LoRA on the model; 0 keeps it frozen.")] = 0,
+    last_layers: Annotated[
+        int, typer.Option(min=0, help="answers, hard: number of last layers of the model that are trained too.")
+    ] = 0,
+    query_layers: Annotated[
+        int, typer.Option(min=0, help="Layers of the model that read the question before the selector does.")
+    ] = 0,
+    mode: Annotated[str, typer.Option(help="answers, hard: prune or saccade.")] = "prune",
+    compress: Annotated[
+        str | None, typer.Option(help="saccade: compress the gestalt by pool, merge or conv, and train that too.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="answers, hard: data type of the model, float32 or bfloat16.")] = "float32",
+    save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 200,
+    cache: Annotated[
+        Path | None, typer.Option(help="proxy: directory of cached features. [default: ~/.cache/arr-coc]")
+    ] = None,
+    device: Device = "cpu",
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint in --out.")] = False,
+) -> None:
+    """Train a selector for a frozen model. Ctrl-C saves a checkpoint; --resume continues from it."""
+    with one_line_errors():
+        from arr_coc.config import EMBEDDED
+        from arr_coc.training.config import TrainConfig
+
+        config = TrainConfig(
+            data, out, stage, base or EMBEDDED, start=start, steps=steps, batch_size=batch, rate=rate, seed=seed,
+            samples=samples, estimator=estimator, budget=budget, reward=reward, thrift=thrift, lora=lora,
+            last_layers=last_layers, query_layers=query_layers, mode=mode, compress=compress, dtype=dtype,
+            save_every=save_every, cache=cache, device=device, resume=resume,
+        )  # fmt: skip
+        try:
+            run_training(config)
+        except KeyboardInterrupt:
+            typer.echo(f"stopped; the same command with --resume continues from {out}", err=True)
+            raise typer.Exit(130) from None
+    if os.environ.get("RANK", "0") == "0":  # only one of several processes prints
+        typer.echo(f"selector  {out}")
+
+
+def run_training(config: TrainConfig) -> Path:
+    """Train and show the progress."""
+    from arr_coc.inference.load import quiet_loading
+    from arr_coc.training.trainer import train
+
+    quiet_loading()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[facts]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True, highlight=False)) as bar:
+        training: list[TaskID] = []
+        reading: dict[str, TaskID] = {}
+
+        def progress(name: str, done: int) -> None:
+            if name not in reading:
+                reading[name] = bar.add_task(f"reading {name}", total=None, facts="")
+            bar.update(reading[name], completed=done)
+
+        def say(step: int, facts: dict[str, float]) -> None:
+            for task in reading.values():
+                bar.update(task, visible=False)
+            if not training:
+                training.append(bar.add_task("training", total=config.steps, facts=""))
+            measure = "overlap" if config.stage == "proxy" else "accuracy"
+            shown = f"loss {facts['loss']:.3f}  {measure} {facts[measure]:.2f}  {facts['per_second']:.0f} questions/s"
+            bar.update(training[0], completed=step, facts=shown)
+
+        return train(config, say, progress)
