@@ -1,12 +1,12 @@
-"""The page of arr-coc as a Space. BASE_MODEL names another model than the embedded one; it needs a GPU of 16 GB."""
+"""The page of arr-coc as a Space. BASE_MODEL names a model other than the embedded one; it needs a GPU of 16 GB."""
 
 import os
 from pathlib import Path
 
-from arr_coc.commands.demo import open_engine
 from arr_coc.demo.app import build, serve
+from arr_coc.demo.engine import Engine
 
-engine = open_engine(os.environ.get("BASE_MODEL"), os.environ.get("SELECTOR"), None, private=False)
+engine = Engine.open(os.environ.get("BASE_MODEL"), os.environ.get("SELECTOR"), private=False)
 engine.warm_up()
 page = build(engine, Path("votes.jsonl"))
 

@@ -7,6 +7,7 @@ import sys
 import threading
 import urllib.request
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +19,11 @@ from typer.testing import CliRunner
 import arr_coc
 from arr_coc import create_selector
 from arr_coc.cli import app
-from arr_coc.commands.demo import find_port, is_private, open_engine
+from arr_coc.cli.demo import find_port, is_private
 from arr_coc.data.worlds import make_example, split_seed
 from arr_coc.demo.drawings import cell_at, draw_boxes, draw_read, draw_relevance, enlarge
 from arr_coc.demo.engine import MODES, Engine, Mistake
-from arr_coc.demo.texts import compare_costs, say_cell, say_stats, say_words
+from arr_coc.demo.texts import compare_costs, write_cell, write_costs, write_words
 from arr_coc.drawing.homunculus import draw_homunculus, flow_back, spread_tokens
 
 ROOT = Path(arr_coc.__file__).parents[2]
@@ -37,7 +38,7 @@ def engine():
 
 
 @pytest.fixture(scope="module")
-def look(engine):
+def snapshot(engine):
     return engine.ask(SHAPES, PURPLE, "prune", 0.25)
 
 
@@ -78,47 +79,47 @@ def test_a_homunculus_of_even_tokens_is_the_picture():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_answers_and_says_what_it_took(engine, mode):
-    look = engine.ask(SHAPES, PURPLE, mode, 0.25)
-    assert look.answer == "WZZTC" or mode == "saccade"  # a quarter of few tokens is too blurred; see the needle below
-    assert (look.used, look.full) == ((35, 140) if mode in ("prune", "saccade") else (140, 140))
-    assert look.tokens.sum() == pytest.approx(look.used, abs=1e-3)
-    assert set(look.milliseconds) == {"encode", "select", "prefill", "decode"}
-    assert say_stats(look, look).count(look.answer) >= 2
-    for drawn in (draw_relevance(look, 0.5), draw_read(look)):
-        assert max(drawn.size) == max(enlarge(look).size)
+    snapshot = engine.ask(SHAPES, PURPLE, mode, 0.25)
+    assert snapshot.answer == "WZZTC" or mode == "saccade"  # too blurred at a quarter of few tokens; see the needle
+    assert (snapshot.used, snapshot.full) == ((35, 140) if mode in ("prune", "saccade") else (140, 140))
+    assert snapshot.tokens.sum() == pytest.approx(snapshot.used, abs=1e-3)
+    assert set(snapshot.milliseconds) == {"encode", "select", "prefill", "decode"}
+    assert write_costs(snapshot, snapshot).count(snapshot.answer) >= 2
+    for drawn in (draw_relevance(snapshot, 0.5), draw_read(snapshot)):
+        assert max(drawn.size) == max(enlarge(snapshot).size)
 
 
-def test_maps_are_those_of_the_layer_word_by_word(look):
-    maps = look.maps
+def test_maps_are_those_of_the_layer_word_by_word(snapshot):
+    maps = snapshot.maps
     assert maps.words == ("what", "does", "the", "purple", "text", "say", "?")
     assert len(maps.channels) == 40
-    assert maps.pull.shape == (7, *look.grid)
+    assert maps.pull.shape == (7, *snapshot.grid)
     assert set(maps.scores) == set(maps.weights)
-    kept = np.zeros(look.grid[0] * look.grid[1], dtype=bool)
-    kept[look.cells] = True
+    kept = np.zeros(snapshot.grid[0] * snapshot.grid[1], dtype=bool)
+    kept[snapshot.cells] = True
     assert maps.relevance.ravel()[kept].mean() > maps.relevance.ravel()[~kept].mean()
-    best = np.unravel_index(maps.pull[3].argmax(), look.grid)  # what `purple` pulls at is the purple text, top left
+    best = np.unravel_index(maps.pull[3].argmax(), snapshot.grid)  # what `purple` pulls at is the purple text, top left
     assert best[0] < 4
     assert best[1] < 5
 
 
 def test_a_saccade_has_its_maps_on_the_cells_and_the_gestalt_counts(engine):
-    look = engine.ask(EXAMPLES / "needle.png", "what does the sign next to the black ring say?", "saccade", 0.25)
-    assert look.answer == "FTXDQB"
-    assert look.maps.relevance.shape == look.grid == (32, 32)
-    assert look.blur > 1
-    assert look.tokens.sum() == pytest.approx(look.used, abs=0.1)
+    snapshot = engine.ask(EXAMPLES / "needle.png", "what does the sign next to the black ring say?", "saccade", 0.25)
+    assert snapshot.answer == "FTXDQB"
+    assert snapshot.maps.relevance.shape == snapshot.grid == (32, 32)
+    assert snapshot.blur > 1
+    assert snapshot.tokens.sum() == pytest.approx(snapshot.used, abs=0.1)
 
 
 def test_cells_lie_where_they_were_cut(engine):
     """Sides that are no multiples of a cell: a gaze continues the picture, the processor stretches it."""
     picture = Image.new("RGB", (300, 210), "white")
     picture.paste("red", (288, 192, 300, 210))  # the last cell of ten by seven, and nothing else
-    look = engine.ask(picture, "what color is the square?", "saccade", 1.0)
-    assert look.grid == (7, 10)
-    assert look.image.size == (320, 224)
-    last = enlarge(look).crop((round(720 * 9 / 10) + 8, round(504 * 6 / 7) + 8, 720, 504))
-    assert set(last.get_flattened_data()) == {(255, 0, 0)}
+    snapshot = engine.ask(picture, "what color is the square?", "saccade", 1.0)
+    assert snapshot.grid == (7, 10)
+    assert snapshot.image.size == (320, 224)
+    last = enlarge(snapshot).crop((round(720 * 9 / 10) + 8, round(504 * 6 / 7) + 8, 720, 504))
+    assert {colour for _, colour in last.getcolors()} == {(255, 0, 0)}
     flat = Image.new("RGB", (500, 80), "white")
     ImageDraw.Draw(flat).text((400, 20), "ABCD", fill="black", font=ImageFont.load_default(40))
     seen = engine.ask(flat, "what does the black text say?", "prune", 0.25)
@@ -166,16 +167,16 @@ def test_what_a_visitor_can_do_wrong_is_said(engine, tmp_path):
         ((broken, PURPLE), "the file broken.png is damaged"),
         ((huge, PURPLE), "the file huge.png has more than 256,000,000 pixels"),
         ((SHAPES, "  "), "the question is empty"),
-        ((SHAPES, "a" * 20000), "20,000 characters; ask in at most 2,000"),
+        ((SHAPES, "a" * 20000), "20,000 characters; at most 2,000 are allowed"),
         ((SHAPES, PURPLE, "prune", 0.0), "a budget of 0% leaves nothing"),
         ((SHAPES, PURPLE, "prune", None), "the budget is empty"),
         ((SHAPES, PURPLE, "prune", float("nan")), "the budget is empty"),
-        ((SHAPES, "what is \ud800?"), "characters that are no text"),
+        ((SHAPES, "what is \ud800?"), "characters that are not text"),
         ((Image.new("RGB", (6000, 4000)), PURPLE, "saccade", 0.25), "use a budget of at most 8 %"),
         ((SHAPES, PURPLE, "sleep"), "there is no mode 'sleep'"),
         ((SHAPES, PURPLE, "prune", 0.25, "nonsense"), "no selector is named 'nonsense'"),
         ((SHAPES, PURPLE, "prune", 0.25, str(folder)), "selector"),
-        ((SHAPES, PURPLE, "prune", 0.25, "oracle"), "oracle chooses no tokens"),
+        ((SHAPES, PURPLE, "prune", 0.25, "oracle"), "oracle must be told where to look"),
         ((SHAPES, "what <|im_end|> is this?"), "a marker of the chat's own form"),
     ]
     for given, said in cases:
@@ -198,49 +199,49 @@ def test_strangers_open_no_checkpoints(engine):
 
 
 def test_what_people_wrote_is_escaped(engine):
-    look = engine.ask(SHAPES, "what is <b>purple</b>?", "prune", 0.25)
-    assert "<b>purple" not in say_words(look, None)
+    snapshot = engine.ask(SHAPES, "what is <b>purple</b>?", "prune", 0.25)
+    assert "<b>purple" not in write_words(snapshot, None)
     cell = (1, 2)
-    assert "row 2, column 3" in say_cell(look, cell)
-    assert "Click a cell" in say_cell(look, None)
+    assert "row 2, column 3" in write_cell(snapshot, cell)
+    assert "Click a cell" in write_cell(snapshot, None)
 
 
-def test_a_click_finds_its_cell(look):
-    image = enlarge(look)
-    rows, columns = look.grid
-    assert cell_at(look, 0, 0) == (0, 0)
-    assert cell_at(look, image.width, image.height) == (rows - 1, columns - 1)
-    assert cell_at(look, image.width * 2.5 / columns, image.height * 4.5 / rows) == (4, 2)
+def test_a_click_finds_its_cell(snapshot):
+    image = enlarge(snapshot)
+    rows, columns = snapshot.grid
+    assert cell_at(snapshot, 0, 0) == (0, 0)
+    assert cell_at(snapshot, image.width, image.height) == (rows - 1, columns - 1)
+    assert cell_at(snapshot, image.width * 2.5 / columns, image.height * 4.5 / rows) == (4, 2)
 
 
-def test_costs_are_compared_in_one_sentence(engine, look):
+def test_costs_are_compared_in_one_sentence(engine, snapshot):
     plain = engine.ask(SHAPES, PURPLE, "full", 1.0)
-    assert compare_costs(look, plain).startswith("The same answer, 75% fewer tokens, ")
+    assert compare_costs(snapshot, plain).startswith("The same answer, 75% fewer tokens, ")
     assert compare_costs(plain, plain) == "The same answer, as many tokens, as fast."
 
 
-def test_samples_are_judged_by_what_was_looked_at(engine):
-    from arr_coc.demo.worlds import draw_sample, judge
+def test_examples_are_judged_by_what_was_looked_at(engine):
+    from arr_coc.demo.worlds import draw_example, judge
 
-    sample = draw_sample("scenes", 5)
-    assert sample.question == make_example("scenes", split_seed("test", 5), None, (512, 512)).question
-    look = engine.ask(sample.picture, sample.question, "prune", 0.25)
-    right = sample.__class__(**{**vars(sample), "answer": look.answer})
-    wrong = sample.__class__(**{**vars(sample), "answer": "nothing of the kind"})
-    assert ": right" in judge(right, look)
-    assert "Seen but misread" in judge(wrong, look)
-    blind = look.__class__(**{**vars(look), "tokens": np.zeros_like(look.tokens)})
+    example = draw_example("scenes", 5)
+    assert example.question == make_example("scenes", split_seed("test", 5), None, (512, 512)).question
+    snapshot = engine.ask(example.picture, example.question, "prune", 0.25)
+    right = replace(example, answers=(snapshot.answer,))
+    wrong = replace(example, answers=("nothing of the kind",))
+    assert ": right" in judge(right, snapshot)
+    assert "Seen but misread" in judge(wrong, snapshot)
+    blind = replace(snapshot, tokens=np.zeros_like(snapshot.tokens))
     assert "Not looked at: only 0%" in judge(wrong, blind)
-    drawn = np.asarray(draw_boxes(sample.picture, tuple(sample.boxes)))
+    drawn = np.asarray(draw_boxes(example.picture, tuple(example.boxes)))
     assert (drawn == (230, 97, 1)).all(axis=2).any()
 
 
-def test_votes_are_lines_of_a_file(engine, look, tmp_path):
+def test_votes_are_lines_of_a_file(engine, snapshot, tmp_path):
     from arr_coc.demo.compare import add_vote
 
     path = tmp_path / "votes.jsonl"
     for vote in ("a", "both"):
-        add_vote(path, "embedded", (look, look), vote)
+        add_vote(path, "embedded", (snapshot, snapshot), vote)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row["vote"] for row in rows] == ["a", "both"]
     assert rows[0]["question"] == PURPLE
@@ -254,7 +255,7 @@ def test_votes_are_lines_of_a_file(engine, look, tmp_path):
         (["--port", "99999"], "`port` must be 1 to 65535, got 99999"),
         (["--model", "nowhere"], "there is no directory 'nowhere'"),
         (["--selector", "nonsense"], "no selector is named 'nonsense'"),
-        (["--selector", "oracle"], "oracle chooses no tokens"),
+        (["--selector", "oracle"], "oracle must be told where to look"),
         (["--device", "tpu"], "`device` must be cpu or cuda"),
         (["--votes", "/nowhere/votes.jsonl"], "votes cannot be written to"),
     ],
@@ -267,7 +268,7 @@ def test_the_command_refuses_in_one_line(arguments, said):
 
 
 def test_without_gradio_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("arr_coc.commands.demo.find_spec", lambda name: None)
+    monkeypatch.setattr("arr_coc.cli.demo.find_spec", lambda name: None)
     result = CliRunner().invoke(app, ["demo"])
     assert result.exit_code == 2
     assert "pip install 'arr-coc[demo]'" in result.stderr
@@ -285,6 +286,7 @@ def test_a_port_in_use_is_said_or_passed_over():
     assert find_port("127.0.0.1", None) >= 7860
 
 
+@pytest.mark.slow
 def test_a_space_is_whole_and_its_own(tmp_path):
     folder = tmp_path / "space"
     result = CliRunner().invoke(app, ["export-space", str(folder)])
@@ -295,7 +297,7 @@ def test_a_space_is_whole_and_its_own(tmp_path):
     large = {path.suffix for path in folder.rglob("*") if path.stat().st_size > 10 * 2**20}
     assert large <= {".safetensors"}  # the Hub takes larger files by git LFS alone
     assert "*.safetensors filter=lfs" in (folder / ".gitattributes").read_text()
-    code = "import arr_coc, sys; from arr_coc.commands.demo import open_engine; print(arr_coc.__file__)"
+    code = "import arr_coc, sys; from arr_coc.demo.engine import Engine; print(arr_coc.__file__)"
     plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     run = subprocess.run(
         [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True, env=plain
@@ -337,6 +339,7 @@ def served(tmp_path_factory):
     assert not list(kept.glob("arr-coc-demo-*"))
 
 
+@pytest.mark.slow
 def test_it_serves_nothing_but_itself(served):
     address, folder = served
     assert fetch(address) == 200
@@ -355,6 +358,7 @@ def call(address, name, *given):
         return answer.read().decode()
 
 
+@pytest.mark.slow
 def test_no_picture_is_read_but_an_uploaded_one(served):
     address, folder = served
     Image.new("RGB", (64, 64), "red").save(folder / "private.png")
@@ -368,14 +372,16 @@ def test_no_picture_is_read_but_an_uploaded_one(served):
     assert "There is no picture" in call(address, "ask", None, "what is it?", "prune", 25, False, 0)  # control
 
 
+@pytest.mark.slow
 def test_emptied_fields_are_said(served):
     address, _ = served
     assert "The budget is empty" in call(address, "world", "scenes", 1, None)
-    assert "number of the sample is empty" in call(address, "world", "scenes", None, 6)
+    assert "number of the example is empty" in call(address, "world", "scenes", None, 6)
     assert "event: complete" in call(address, "cell", None, None)
     assert "event: complete" in call(address, "world", "scenes", 1, 25)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_four_people_at_once_get_their_own_answers_and_maps(served, engine):
     from gradio_client import Client, handle_file
@@ -404,16 +410,17 @@ def test_four_people_at_once_get_their_own_answers_and_maps(served, engine):
         visitor.start()
     for visitor in visitors:
         visitor.join(120)
-    assert len({look.answer for look in alone}) == 4  # control: they can be told apart
-    for number, look in enumerate(alone):
+    assert len({snapshot.answer for snapshot in alone}) == 4  # control: they can be told apart
+    for number, snapshot in enumerate(alone):
         for stats in said[number]:
-            assert stats.count(look.answer) == 2  # from few tokens and from all
-            assert f"{look.used}</b> of {look.full}" in stats
+            assert stats.count(snapshot.answer) == 2  # from few tokens and from all
+            assert f"{snapshot.used}</b> of {snapshot.full}" in stats
         for _, words, facts, *_ in cells[number]:
-            assert words == say_words(look, (1, 2))
-            assert facts == say_cell(look, (1, 2))
+            assert words == write_words(snapshot, (1, 2))
+            assert facts == write_cell(snapshot, (1, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_mistakes_leave_the_page_up(served):
     from gradio_client import Client, handle_file
@@ -439,4 +446,4 @@ def test_mistakes_leave_the_page_up(served):
 
 def test_an_engine_says_what_it_cannot_open():
     with pytest.raises(ValueError, match="`device` must be cpu or cuda"):
-        open_engine(None, None, "tpu", private=True)
+        Engine.open(device="tpu")

@@ -1,1 +1,1 @@
-"""The microscope: a page in the browser that shows where and why it looks. Needs `arr-coc[demo]`."""
+"""The page in the browser that shows where the model looks, and why. Needs `arr-coc[demo]`."""

@@ -1,4 +1,4 @@
-"""The page as a whole: four tabs, and how it is served."""
+"""The whole page: its four tabs, and how it is served."""
 
 from __future__ import annotations
 
@@ -23,31 +23,38 @@ from arr_coc.demo.microscope import build_microscope
 from arr_coc.demo.widgets import STYLE, make_theme
 from arr_coc.demo.worlds import build_worlds
 
-UPLOAD = "64mb"
-QUEUE = 16  # who comes when so many wait is told so
-KEPT = 3600  # seconds that uploads stay
+LARGEST_UPLOAD = "64mb"
+LONGEST_QUEUE = 16  # visitors beyond that are told to come back
+KEEP_UPLOADS = 3600  # seconds
 
 
 def build(engine: Engine, votes: Path) -> Any:
-    """The page for a model; uploads and drawings lie in a folder of its own, which goes with the program."""
+    """Build the page for a model.
+
+    Uploads and drawings are kept in a folder of their own, which is removed when the program ends.
+
+    Args:
+        engine (`Engine`): answers the questions.
+        votes (`Path`): file to which votes of the tab Compare are appended.
+    """
     _use_own_folder()
     about = f"Model **{engine.name}**, selector **{engine.selector}**."
-    with gr.Blocks(title="arr-coc", analytics_enabled=False, delete_cache=(KEPT, KEPT)) as page:
+    with gr.Blocks(title="arr-coc", analytics_enabled=False, delete_cache=(KEEP_UPLOADS, KEEP_UPLOADS)) as page:
         gr.Markdown(f"# arr-coc: look where the question points\n{about}")
         with gr.Tabs() as tabs:
             with gr.Tab("Ask", id="ask"):
-                asked = build_ask(engine)
+                ask_tab = build_ask(engine)
             with gr.Tab("Microscope", id="microscope"):
-                build_microscope(asked)
+                build_microscope(ask_tab)
             with gr.Tab("Compare", id="compare"):
                 build_compare(engine, votes)
             with gr.Tab("Worlds", id="worlds"):
-                build_worlds(engine, asked, tabs)
-    return page.queue(max_size=QUEUE, default_concurrency_limit=1)
+                build_worlds(engine, ask_tab, tabs)
+    return page.queue(max_size=LONGEST_QUEUE, default_concurrency_limit=1)
 
 
 def _use_own_folder() -> None:
-    """Keep files in a folder that goes when the program ends, also if it is terminated."""
+    """Keep files in a folder that is removed when the program ends, also if it is terminated."""
     os.environ.pop("GRADIO_ALLOWED_PATHS", None)
     if "GRADIO_TEMP_DIR" in os.environ:
         return
@@ -58,10 +65,10 @@ def _use_own_folder() -> None:
 
 
 def serve(page: Any, *, host: str = "127.0.0.1", port: int | None = None, share: bool = False) -> str:
-    """Serve the page in the background, and give its address."""
+    """Serve the page in the background and return its address."""
     _, address, _ = page.launch(
         server_name=host, server_port=port, share=share, prevent_thread_lock=True, quiet=True, show_error=False,
-        max_file_size=UPLOAD, allowed_paths=[], footer_links=["gradio", "settings"], ssr_mode=False,
+        max_file_size=LARGEST_UPLOAD, allowed_paths=[], footer_links=["gradio", "settings"], ssr_mode=False,
         theme=make_theme(), css=STYLE,
     )  # fmt: skip
     return str(address)

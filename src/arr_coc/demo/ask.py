@@ -1,4 +1,4 @@
-"""The tab Ask: an answer as it is written, what was looked at, and what all tokens would have said."""
+"""The tab Ask: the answer as it is written, what was read for it, and the answer from all tokens beside it."""
 
 from __future__ import annotations
 
@@ -9,43 +9,45 @@ from typing import Any, NamedTuple
 import gradio as gr
 from transformers import TextIteratorStreamer
 
-from arr_coc.demo.drawings import OPACITY, draw_read, draw_relevance, draw_shares
+from arr_coc.demo.drawings import OPACITY, draw_read, draw_relevance, draw_tokens_as_area
 from arr_coc.demo.engine import MODES, Engine
-from arr_coc.demo.snapshot import Look
-from arr_coc.demo.texts import EMPTY, MODE_WORDS, say_answer, say_stats
+from arr_coc.demo.snapshot import Snapshot
+from arr_coc.demo.texts import MODE_HELP, NOTHING_ASKED, write_answer, write_costs
 from arr_coc.demo.widgets import (
-    MODEL,
-    QUICK,
+    MODEL_EVENT,
+    QUICK_EVENT,
     add_examples,
     budget_slider,
     picture_input,
     picture_output,
     read_share,
-    say_mistakes,
+    report_mistakes,
     slider,
 )
 
 
-class Asked(NamedTuple):
-    """What other tabs use of this one."""
+class AskTab(NamedTuple):
+    """Components of this tab that other tabs use."""
 
     picture: Any
     question: Any
     mode: Any
     budget: Any
-    look: Any
+    snapshot: Any
 
 
-def stream_look(engine: Engine, picture: Any, question: str, mode: str, share: float | None) -> Iterator[str | Look]:
-    """The answer as far as it is written, again and again; at last the whole look."""
+def stream_answer(
+    engine: Engine, picture: Any, question: str, mode: str, share: float | None
+) -> Iterator[str | Snapshot]:
+    """Yield the answer so far each time it grows, and at the end its snapshot."""
     streamer = TextIteratorStreamer(engine.vlm.processor.tokenizer, skip_prompt=True, skip_special_tokens=True)
-    found: list[Look | BaseException] = []
+    results: list[Snapshot | BaseException] = []
 
     def work() -> None:
         try:
-            found.append(engine.ask(picture, question, mode, share, streamer=streamer))
+            results.append(engine.ask(picture, question, mode, share, streamer=streamer))
         except BaseException as error:
-            found.append(error)
+            results.append(error)
             streamer.end()  # type: ignore[no-untyped-call]
 
     worker = threading.Thread(target=work, daemon=True)
@@ -55,60 +57,60 @@ def stream_look(engine: Engine, picture: Any, question: str, mode: str, share: f
         text += part
         yield text
     worker.join()
-    if isinstance(found[0], BaseException):
-        raise found[0]
-    yield found[0]
+    if isinstance(results[0], BaseException):
+        raise results[0]
+    yield results[0]
 
 
-def build_ask(engine: Engine) -> Asked:
-    """Lay the tab out and connect it."""
-    look = gr.State(None)
+def build_ask(engine: Engine) -> AskTab:
+    """Lay out the tab and connect its events."""
+    snapshot = gr.State(None)
     shelf = gr.Row()
     with gr.Row(equal_height=False):
         with gr.Column(scale=5, min_width=300):
             picture = picture_input()
             question = gr.Textbox(label="Question", placeholder="what does the red text say?", lines=1, max_lines=4)
-            mode = gr.Radio(list(MODES), value="prune", label="Mode", info=MODE_WORDS)
+            mode = gr.Radio(list(MODES), value="prune", label="Mode", info=MODE_HELP)
             budget = budget_slider(25)
-            beside = gr.Checkbox(value=True, label="Also ask with all tokens, to compare")
+            compared = gr.Checkbox(value=True, label="Also ask with all tokens, to compare")
             ask = gr.Button("Ask", variant="primary")
             message = gr.HTML("", elem_id="message")
         with gr.Column(scale=7, min_width=300):
-            stats = gr.HTML(EMPTY, label="Answer", elem_id="stats")
+            stats = gr.HTML(NOTHING_ASKED, label="Answer", elem_id="stats")
     with gr.Row(equal_height=False):
         heat = picture_output("Relevance: where it wants to look", elem_id="heat")
-        read = picture_output("What was read; numbers say what mattered first", elem_id="read")
-        shares = picture_output("Homunculus: area in proportion to tokens spent", elem_id="homunculus")
-    opacity = slider("Opacity of the map of relevance, 0 to 1", 0, 1, OPACITY, 0.05)
+        read = picture_output("What was read; numbers show what mattered first", elem_id="read")
+        homunculus = picture_output("Homunculus: area in proportion to the tokens spent", elem_id="homunculus")
+    opacity = slider("Opacity of the relevance map, 0 to 1", 0, 1, OPACITY, 0.05)
 
-    @say_mistakes(0, 6, emptied=1)
-    def run(picture: Any, question: str, mode: str, budget: float, beside: bool, opacity: float) -> Iterator[Any]:
-        same = [gr.skip()] * 4
+    @report_mistakes(0, 6, cleared=1)
+    def run(picture: Any, question: str, mode: str, budget: float, compared: bool, opacity: float) -> Iterator[Any]:
+        unchanged = [gr.skip()] * 4
         share = read_share(budget)
-        shown = engine.check(picture, question, mode, share)
-        yield "", say_answer(""), *same
-        final: Look | None = None
-        for step in stream_look(engine, shown, question, mode, share):
+        opened = engine.check(picture, question, mode, share)
+        yield "", write_answer(""), *unchanged
+        final: Snapshot | None = None
+        for step in stream_answer(engine, opened, question, mode, share):
             if isinstance(step, str):
-                yield "", say_answer(step), *same
+                yield "", write_answer(step), *unchanged
             else:
                 final = step
         if final is None:
             return
-        said = say_stats(final, None)
-        yield "", said, *same[1:], final
-        yield "", said, draw_relevance(final, opacity), draw_read(final), draw_shares(final), gr.skip()
-        if beside and mode != "full":
-            yield "", say_stats(final, engine.ask(shown, question, "full", 1.0)), *same
+        costs = write_costs(final, None)
+        yield "", costs, *unchanged[1:], final
+        yield "", costs, draw_relevance(final, opacity), draw_read(final), draw_tokens_as_area(final), gr.skip()
+        if compared and mode != "full":
+            yield "", write_costs(final, engine.ask(opened, question, "full", 1.0)), *unchanged
 
-    outputs = [message, stats, heat, read, shares, look]
-    inputs = [picture, question, mode, budget, beside, opacity]
-    shared: dict[str, Any] = {"fn": run, "inputs": inputs, "outputs": outputs, **MODEL}
-    gr.on([ask.click, question.submit], **shared, api_name="ask")
+    outputs = [message, stats, heat, read, homunculus, snapshot]
+    inputs = [picture, question, mode, budget, compared, opacity]
+    event: dict[str, Any] = {"fn": run, "inputs": inputs, "outputs": outputs, **MODEL_EVENT}
+    gr.on([ask.click, question.submit], **event, api_name="ask")
     opacity.change(
-        lambda look, opacity: gr.skip() if look is None else draw_relevance(look, opacity),
-        [look, opacity], heat, api_visibility="private", **QUICK,
+        lambda taken, opacity: gr.skip() if taken is None else draw_relevance(taken, opacity),
+        [snapshot, opacity], heat, api_visibility="private", **QUICK_EVENT,
     )  # fmt: skip
     with shelf:
-        add_examples([picture, question, mode, budget]).then(**shared, api_visibility="private")
-    return Asked(picture, question, mode, budget, look)
+        add_examples([picture, question, mode, budget]).then(**event, api_visibility="private")
+    return AskTab(picture, question, mode, budget, snapshot)

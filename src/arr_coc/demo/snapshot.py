@@ -1,8 +1,7 @@
-"""What one visitor saw: an answer, and everything on the way to it, off the device and small enough to draw."""
+"""A snapshot: one visitor's answer and everything the page draws of it, off the device and small."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,32 +9,55 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from arr_coc.balancing import SCORES, TENSIONS
+from arr_coc.drawing.labels import label_channels, label_tensions, label_weights
+from arr_coc.drawing.overlay import continue_edges
 from arr_coc.inference.answer import Answer
+from arr_coc.pixels.files import Picture
 from arr_coc.selectors.output import ARRCOCOutput, spread_windows
 
 Floats = NDArray[np.float32]
-DRAWN = 1024  # pixels along a picture that is kept
+LONGEST_SIDE = 1024  # pixels of a picture that is kept for drawing
 
 
 @dataclass(frozen=True, eq=False)
-class Look:
-    """One answer, and what was seen on the way to it; belongs to one visitor.
+class Maps:
+    """What a relevance layer saw of one picture, as arrays on the grid of cells.
 
     Args:
-        image (`PIL.Image.Image`): the picture, small enough to draw; as far as its cells reach, which in mode
-            `saccade` may be beyond its edges.
+        relevance (`ndarray` of shape `[h, w]`): in [0, 1].
+        scores, channels (`dict[str, ndarray]`): maps `[h, w]` by name.
+        pull (`ndarray` of shape `[Q, h, w]`): how strongly each word of the question pulls at each cell.
+        words (`tuple[str, ...]`): the question's words, as the model reads them.
+        weights, tensions (`dict[str, float]`): by name.
+    """
+
+    relevance: Floats
+    scores: dict[str, Floats]
+    channels: dict[str, Floats]
+    pull: Floats
+    words: tuple[str, ...]
+    weights: dict[str, float]
+    tensions: dict[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """One visitor's answer and all that is drawn of it.
+
+    Args:
+        image (`PIL.Image.Image`): the picture, made small enough to draw. In mode `"saccade"` it is continued at its
+            edges as far as its cells reach.
         question, mode, selector (`str`): as asked.
-        answer, strategy, reason (`str`): as given.
+        answer, strategy, reason (`str`): as answered.
         budget (`float`): share of the tokens that was asked for.
-        used, full (`int`): visual tokens.
-        milliseconds (`dict[str, float]`): by stage.
+        used, full (`int`): visual tokens that were read, and of the whole picture.
+        milliseconds (`dict[str, float]`): time by stage.
         grid (`tuple[int, int]`): rows and columns of cells.
-        tokens (`ndarray` of shape `[h, w]`): spent on each cell.
-        cells (`ndarray` of shape `[k]`): read at full resolution, most relevant first.
-        blur (`float`): pixels of `image` a side under one pixel of the gestalt; 1 without one.
-        maps (`Maps`, *optional*): what the layer saw, if a layer chose.
-        notes (`tuple[str, ...]`): what was done to the picture.
+        tokens (`ndarray` of shape `[h, w]`): tokens spent on each cell.
+        cells (`ndarray` of shape `[k]`): flat indices of the cells read at full resolution, most relevant first.
+        blur (`float`): side of a pixel of the gestalt, in pixels of `image`; 1 without a gestalt.
+        maps (`Maps`, *optional*): what the layer saw; None for selectors without relevance.
+        notes (`tuple[str, ...]`): how the picture was converted.
     """
 
     image: Image.Image
@@ -62,50 +84,29 @@ class Look:
         return sum(value for name, value in self.milliseconds.items() if name != "decode")
 
 
-@dataclass(frozen=True, eq=False)
-class Maps:
-    """What a layer saw of one picture: relevance, scores and channels `[h, w]`, pull of words `[Q, h, w]`."""
-
-    relevance: Floats
-    scores: dict[str, Floats]
-    channels: dict[str, Floats]
-    pull: Floats
-    words: tuple[str, ...]
-    weights: dict[str, float]
-    tensions: dict[str, float]
-
-
-def make_look(
-    image: Image.Image,
-    question: str,
-    mode: str,
-    selector: str,
-    budget: float,
-    answer: Answer,
-    cell: int,
-    words: tuple[str, ...],
-    channels: Mapping[str, int],
-    notes: tuple[str, ...] = (),
-) -> Look:
-    """Everything of an answer about one picture that is drawn; `cell` is the side of a token in pixels."""
+def take_snapshot(
+    picture: Picture, question: str, mode: str, selector: str, budget: float, answer: Answer, cell: int
+) -> Snapshot:
+    """Take what is drawn from an answer about one picture; `cell` is the side of a token in pixels."""
     (_, rows, columns), cells = answer.kept[0]
     spent = np.zeros(rows * columns, dtype=np.float32)
     spent[cells] = 1.0
-    share = min(1.0, DRAWN / max(image.size))
-    size = (max(1, round(image.width * share)), max(1, round(image.height * share)))
-    small = image.resize(size, Image.Resampling.LANCZOS, reducing_gap=2.0) if share < 1 else image
-    blur = 1.0
-    if mode == "saccade":  # its cells are cut from the picture as it is, which is continued where the last ones reach
-        small = continue_edges(small, (round(columns * cell * share), round(rows * cell * share)))
+    image, blur = picture.image, 1.0
+    scale = min(1.0, LONGEST_SIDE / max(image.size))
+    if scale < 1:
+        size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+        image = image.resize(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
+    if mode == "saccade":  # cells are cut from the picture as it is, and the last ones may reach beyond it
+        image = continue_edges(image, (round(columns * cell * scale), round(rows * cell * scale)))
         if len(cells) < rows * columns:
             gestalt = max(1, answer.tokens.used - len(cells))
             spent += gestalt / (rows * columns)
-            blur = max(1.0, share * (rows * columns / gestalt) ** 0.5)
-    maps = None if answer.output is None else read_maps(answer.output, words, channels, (rows, columns))
+            blur = max(1.0, scale * (rows * columns / gestalt) ** 0.5)
+    maps = None if answer.output is None else read_maps(answer.output, answer.words, (rows, columns))
     if maps is not None:
         cells = cells[(-maps.relevance[cells // columns, cells % columns]).argsort(kind="stable")]
-    return Look(
-        image=small,
+    return Snapshot(
+        image=image,
         question=question,
         mode=mode,
         selector=selector,
@@ -117,35 +118,28 @@ def make_look(
         full=answer.tokens.full,
         milliseconds=answer.timings_ms,
         grid=(rows, columns),
-        tokens=spent.reshape(rows, columns),
+        tokens=spent.reshape(rows, columns),  # [N] -> [h, w]
         cells=cells,
         blur=blur,
         maps=maps,
-        notes=notes,
+        notes=tuple(f"the picture {note}" for note in picture.notes),
     )
 
 
-def continue_edges(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """A picture continued with its last pixels to a larger size."""
-    pixels = np.asarray(image)
-    more = (max(0, size[1] - image.height), max(0, size[0] - image.width))
-    return Image.fromarray(np.pad(pixels, ((0, more[0]), (0, more[1]), (0, 0)), mode="edge")) if any(more) else image
+def read_maps(output: ARRCOCOutput, words: tuple[str, ...], grid: tuple[int, int]) -> Maps:
+    """What a layer saw, as arrays on the grid of cells; maps of windows are spread over the cells under them."""
 
-
-def read_maps(output: ARRCOCOutput, words: tuple[str, ...], channels: Mapping[str, int], grid: tuple[int, int]) -> Maps:
-    """What a layer saw, as arrays on the grid of cells; windows, whose last may reach beyond it, are cut up."""
-
-    def array(values: torch.Tensor) -> Floats:
+    def to_array(values: torch.Tensor) -> Floats:
         return spread_windows(values, grid).detach().float().cpu().numpy()
 
-    texture = None if output.texture is None else array(output.texture[0, 0])
-    pull = array(output.word_pull[0, :, 0]) if output.word_pull is not None else np.zeros((0, *grid), np.float32)
+    if output.texture is None or output.word_pull is None:
+        raise ValueError("the page shows every channel and word; ask with `details=True`")
     return Maps(
-        relevance=array(output.relevance[0, 0]),
-        scores={name: array(score[0, 0]) for name, score in output.scores.items()},
-        channels={} if texture is None else {name: texture[place] for name, place in channels.items()},
-        pull=pull,
-        words=words if len(words) == len(pull) else tuple(f"word {number + 1}" for number in range(len(pull))),
-        weights=dict(zip(SCORES, output.weights[0].tolist(), strict=True)),
-        tensions=dict(zip(TENSIONS, output.tensions[0].tolist(), strict=True)),
+        relevance=to_array(output.relevance[0, 0]),
+        scores={name: to_array(score[0, 0]) for name, score in output.scores.items()},
+        channels={name: to_array(channel) for name, channel in label_channels(output.texture[0, 0]).items()},
+        pull=to_array(output.word_pull[0, :, 0]),
+        words=words,
+        weights=label_weights(output),
+        tensions=label_tensions(output),
     )

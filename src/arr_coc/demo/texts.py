@@ -1,4 +1,4 @@
-"""What the page says beside its pictures, as HTML; everything that came from a person is escaped."""
+"""The texts of the page as HTML; everything that a visitor wrote is escaped."""
 
 from __future__ import annotations
 
@@ -6,63 +6,67 @@ from html import escape
 
 import numpy as np
 
-from arr_coc.demo.drawings import inline_map
-from arr_coc.demo.snapshot import Look, Maps
+from arr_coc.demo.drawings import encode_map
+from arr_coc.demo.snapshot import Maps, Snapshot
 
-MODE_WORDS = (
-    "prune encodes all and reads the cells that matter; saccade encodes the whole small, and full resolution only "
-    "where it matters; weight reads all, scaled by relevance; full is the plain model"
+MODE_HELP = (
+    "prune encodes the whole picture and reads the cells that matter; saccade encodes the picture small, and at full "
+    "resolution only where it matters; weight reads all cells, scaled by relevance; full is the plain model"
 )
-SCORE_WORDS = {
+SCORE_HELP = {
     "information": "how much is here",
     "perspectival": "what stands out",
     "participatory": "what the question asks for",
 }
-STAGE_WORDS = {"encode": "encoding the picture", "select": "choosing", "prefill": "reading", "decode": "answering"}
-EMPTY = '<p class="quiet">Nothing was asked yet.</p>'
+STAGE_NAMES = {"encode": "encoding the picture", "select": "choosing", "prefill": "reading", "decode": "answering"}
+NOTHING_ASKED = '<p class="quiet">No question was asked yet.</p>'
 
 
-def say_answer(text: str) -> str:
-    """As much of an answer as is there."""
+def write_answer(text: str) -> str:
+    """The answer so far."""
     return f'<div class="answer" role="status">{escape(text) or "…"}</div>'
 
 
-def _card(title: str, look: Look) -> str:
-    note = "all of them" if look.used == look.full else f"{look.used / look.full:.0%} of them"
+def _card(title: str, snapshot: Snapshot) -> str:
+    note = "all of them" if snapshot.used == snapshot.full else f"{snapshot.used / snapshot.full:.0%} of them"
+    answer = escape(snapshot.answer) or "(no answer)"
     return (
-        f'<div class="card"><h4>{escape(title)}</h4><div class="answer">{escape(look.answer) or "(no answer)"}</div>'
-        f'<div class="fact"><b>{look.used:,}</b> of {look.full:,} tokens, {note}</div>'
-        f'<div class="fact"><b>{look.first_token:,.0f} ms</b> to the first token</div></div>'
+        f'<div class="card"><h4>{escape(title)}</h4><div class="answer">{answer}</div>'
+        f'<div class="fact"><b>{snapshot.used:,}</b> of {snapshot.full:,} tokens, {note}</div>'
+        f'<div class="fact"><b>{snapshot.first_token:,.0f} ms</b> to the first token</div></div>'
     )
 
 
-def say_stats(look: Look, plain: Look | None) -> str:
-    """Both answers side by side, what the difference is, and where the time went."""
-    parts = ['<div class="cards">', _card(f"{look.selector}, {look.mode}" if look.mode != "full" else "plain", look)]
+def write_costs(snapshot: Snapshot, plain: Snapshot | None) -> str:
+    """The answer with its tokens and times, beside that from all tokens if there is one."""
+    parts = [
+        '<div class="cards">',
+        _card(f"{snapshot.selector}, {snapshot.mode}" if snapshot.mode != "full" else "plain", snapshot),
+    ]
     if plain is not None:
         parts.append(_card("all tokens", plain))
     parts.append("</div>")
     if plain is not None:
-        parts.append(f'<p class="difference">{compare_costs(look, plain)}</p>')
-    longest = max(look.milliseconds.values(), default=0.0) or 1.0
+        parts.append(f'<p class="difference">{compare_costs(snapshot, plain)}</p>')
+    longest = max(snapshot.milliseconds.values(), default=0.0) or 1.0
     rows = "".join(
-        f"<tr><td>{escape(STAGE_WORDS.get(name, name))}</td><td>{_bar(value / longest)}</td>"
+        f"<tr><td>{escape(STAGE_NAMES.get(name, name))}</td><td>{_bar(value / longest)}</td>"
         f"<td>{value:,.0f} ms</td></tr>"
-        for name, value in look.milliseconds.items()
+        for name, value in snapshot.milliseconds.items()
     )
     parts.append(f'<table class="bars"><caption>time by stage</caption>{rows}</table>')
-    parts.append(f'<p class="reason"><b>{escape(look.strategy)}</b>: {escape(look.reason)}</p>')
-    parts += [f'<p class="quiet">{escape(note)}</p>' for note in look.notes]
+    parts.append(f'<p class="reason"><b>{escape(snapshot.strategy)}</b>: {escape(snapshot.reason)}</p>')
+    parts += [f'<p class="quiet">{escape(note)}</p>' for note in snapshot.notes]
     return "".join(parts)
 
 
-def compare_costs(look: Look, plain: Look) -> str:
-    """How an answer differs from that of all tokens, in one sentence."""
-    same = "The same answer" if look.answer.strip().lower() == plain.answer.strip().lower() else "Another answer"
-    saved = 1 - look.used / plain.used if plain.used else 0.0
+def compare_costs(snapshot: Snapshot, plain: Snapshot) -> str:
+    """How an answer differs from the one from all tokens, in one sentence."""
+    same = "The same answer" if snapshot.answer.strip().lower() == plain.answer.strip().lower() else "Another answer"
+    saved = 1 - snapshot.used / plain.used if plain.used else 0.0
     tokens = f"{saved:.0%} fewer tokens" if saved > 0.005 else "as many tokens"
-    ratio = plain.first_token / look.first_token if look.first_token else 1.0
-    gain = f"{abs(plain.first_token - look.first_token):,.0f} ms"
+    ratio = plain.first_token / snapshot.first_token if snapshot.first_token else 1.0
+    gain = f"{abs(plain.first_token - snapshot.first_token):,.0f} ms"
     if 0.95 < ratio < 1.05:
         speed = "as fast"
     elif ratio > 1:
@@ -76,10 +80,10 @@ def _bar(share: float) -> str:
     return f'<div class="bar"><i style="width:{100 * min(max(share, 0.0), 1.0):.1f}%"></i></div>'
 
 
-def say_weights(maps: Maps) -> str:
-    """Weights of the scores and the three tensions as bars."""
+def write_weights(maps: Maps) -> str:
+    """Weights of the three scores, and the three tensions, as bars."""
     rows = "".join(
-        f"<tr><td>{escape(name)}<small>{escape(SCORE_WORDS.get(name, ''))}</small></td>"
+        f"<tr><td>{escape(name)}<small>{escape(SCORE_HELP.get(name, ''))}</small></td>"
         f"<td>{_bar(value)}</td><td>{value:.2f}</td></tr>"
         for name, value in maps.weights.items()
     )
@@ -93,24 +97,24 @@ def say_weights(maps: Maps) -> str:
     )
 
 
-def say_maps(maps: dict[str, np.ndarray], kind: str, cell: tuple[int, int] | None = None) -> str:
-    """Small maps with their names, and their values at a cell."""
+def write_maps(maps: dict[str, np.ndarray], kind: str, cell: tuple[int, int] | None = None) -> str:
+    """Small maps with their names, and their values at one cell; `kind` is large or small."""
     tiles = []
     for name, values in maps.items():
         value = "" if cell is None else f" <b>{float(values[cell]):.2f}</b>"
         shown = f"{float(values.min()):.2f} to {float(values.max()):.2f}"
         tiles.append(
-            f'<figure title="{escape(name)}: {shown}"><img alt="map of {escape(name)}" src="{inline_map(values)}">'
+            f'<figure title="{escape(name)}: {shown}"><img alt="map of {escape(name)}" src="{encode_map(values)}">'
             f"<figcaption>{escape(name)}{value}</figcaption></figure>"
         )
     return f'<div class="maps {kind}">{"".join(tiles)}</div>'
 
 
-def say_words(look: Look, cell: tuple[int, int] | None) -> str:
-    """The question, each word as strongly marked as it pulls: on a cell, or on the cell it pulls most."""
-    maps = look.maps
+def write_words(snapshot: Snapshot, cell: tuple[int, int] | None) -> str:
+    """The question with each word marked by how strongly it pulls: at one cell, or at the cell it pulls most."""
+    maps = snapshot.maps
     if maps is None or not len(maps.pull):
-        return EMPTY
+        return NOTHING_ASKED
     pulls = maps.pull.reshape(len(maps.pull), -1).max(axis=1) if cell is None else maps.pull[:, cell[0], cell[1]]
     low, high = float(maps.pull.min()), float(maps.pull.max())
     spans = []
@@ -124,15 +128,15 @@ def say_words(look: Look, cell: tuple[int, int] | None) -> str:
     return f'<p class="quiet">How strongly each word pulls ({where}):</p><div class="words">{"".join(spans)}</div>'
 
 
-def say_cell(look: Look, cell: tuple[int, int] | None) -> str:
+def write_cell(snapshot: Snapshot, cell: tuple[int, int] | None) -> str:
     """Scores, strongest words and most unusual channels of one cell."""
-    maps = look.maps
+    maps = snapshot.maps
     if maps is None:
-        why = "In mode full nothing is chosen" if look.mode == "full" else "This selector shows no maps"
+        why = "In mode full nothing is chosen" if snapshot.mode == "full" else "This selector shows no maps"
         return f'<p class="quiet">{why}; ask in another mode, or with arr-coc.</p>'
     if cell is None:
-        return '<p class="quiet">Click a cell of the picture, or name its row and column.</p>'
-    read = look.tokens[cell] >= 1
+        return '<p class="quiet">Click a cell of the picture, or give its row and column.</p>'
+    read = snapshot.tokens[cell] >= 1
     rank = int((maps.relevance > maps.relevance[cell]).sum()) + 1
     rows = "".join(
         f"<tr><td>{escape(name)}<small>weight {maps.weights[name]:.2f}</small></td>"
@@ -159,11 +163,11 @@ def say_cell(look: Look, cell: tuple[int, int] | None) -> str:
 
 
 def _oddness(values: np.ndarray, cell: tuple[int, int]) -> float:
-    """How far a value lies from the mean of its map, in its spread."""
+    """How many standard deviations a value lies from the mean of its map."""
     return abs(float(values[cell]) - float(values.mean())) / max(float(values.std()), 1e-3)
 
 
 def _place(values: np.ndarray, cell: tuple[int, int]) -> float:
-    """Where a value lies between the least and the most of its map."""
+    """Where a value lies between the minimum (0) and the maximum (1) of its map."""
     low, high = float(values.min()), float(values.max())
     return (float(values[cell]) - low) / (high - low) if high > low else 0.0

@@ -1,4 +1,4 @@
-"""How the page looks and behaves: theme, style sheet, and what all tabs share."""
+"""What all tabs share: theme, style sheet, inputs and outputs, examples, and how mistakes are shown."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ EXAMPLES = [
     ("photo: cat", "cat.jpg", "is there a cat?", "prune", 12),
     ("photo: coffee", "coffee.jpg", "is there a cup?", "saccade", 50),
 ]
-# Events that ask the model wait for each other; those that only draw do not wait.
-MODEL: dict[str, Any] = {"concurrency_id": "model", "concurrency_limit": 1, "scroll_to_output": False}
-QUICK: dict[str, Any] = {"queue": False, "show_progress": "hidden"}
+# Events that ask the model are queued one after the other; those that only draw run at once.
+MODEL_EVENT: dict[str, Any] = {"concurrency_id": "model", "concurrency_limit": 1, "scroll_to_output": False}
+QUICK_EVENT: dict[str, Any] = {"queue": False, "show_progress": "hidden"}
 STYLE = """
 .gradio-container { max-width: min(1180px, 100vw) !important; min-width: 0 !important; margin: 0 auto !important; }
 .answer { font-size: 1.5rem; font-weight: 650; line-height: 1.3; overflow-wrap: anywhere; min-height: 1.3em; }
@@ -65,22 +65,22 @@ STYLE = """
 
 
 def make_theme() -> Any:
-    """Calm, in the fonts of the visitor's own system: nothing is fetched from elsewhere."""
+    """A calm theme in the fonts of the visitor's own system, so that nothing is fetched from elsewhere."""
     sans = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"]
     mono = ["ui-monospace", "SFMono-Regular", "Menlo", "monospace"]
     return gr.themes.Default(primary_hue="sky", neutral_hue="slate", font=sans, font_mono=mono)
 
 
 def picture_input(label: str = "Picture") -> Any:
-    """Where a picture is dropped or pasted; gives the path of its file, unopened: what is wrong with it we say."""
+    """An input for a picture that gives the path of its file; the engine opens it and reports what is wrong with it."""
     picture = gr.Image(label=label, type="filepath", sources=["upload", "clipboard"], height=320)
-    # not a subclass: gradio would write a stub of it beside this file
-    picture.preprocess = _own_file  # type: ignore[method-assign]
+    # replaced on the object: for a subclass gradio would write a stub file beside this one
+    picture.preprocess = _uploaded_file  # type: ignore[method-assign]
     return picture
 
 
-def _own_file(payload: Any) -> str | None:
-    """The path of an uploaded file; a request may name any path, and only those of our own folder are read."""
+def _uploaded_file(payload: Any) -> str | None:
+    """The path of an uploaded file; a request may name any path, but only the upload folder is read."""
     if payload is None or not payload.path:
         return None
     path = Path(payload.path).resolve()
@@ -90,29 +90,29 @@ def _own_file(payload: Any) -> str | None:
 
 
 def slider(label: str, least: float, most: float, value: float, step: float) -> Any:
-    """A slider whose field may be emptied; then it gives None."""
-    made = gr.Slider(least, most, value=value, step=step, label=label)
-    made.preprocess = lambda payload: payload  # type: ignore[method-assign]
-    return made
+    """A slider that gives None when its number field is empty."""
+    widget = gr.Slider(least, most, value=value, step=step, label=label)
+    widget.preprocess = lambda payload: payload  # type: ignore[method-assign]
+    return widget
 
 
 def budget_slider(value: int) -> Any:
-    """Where the budget is set, in percent."""
+    """A slider for the budget in percent."""
     return slider("Budget, % of the tokens", 0, 100, value, 1)
 
 
 def read_share(percent: Any) -> float | None:
-    """A budget as a share; None if it is no number."""
+    """A percentage as a share; None if it is not a number."""
     return percent / 100 if isinstance(percent, int | float) and math.isfinite(percent) else None
 
 
 def read_whole(value: Any, least: int, most: int) -> int | None:
-    """A whole number between two others; None if it is no number."""
+    """A whole number, limited to a range; None if it is not a number."""
     return min(max(int(value), least), most) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def picture_output(label: str, height: int | None = 400, **options: Any) -> Any:
-    """A drawn picture under its caption, which covers nothing of it."""
+    """A drawing with its caption above it, so that the caption covers nothing."""
     with gr.Column(min_width=240, elem_classes="captioned"):
         gr.HTML(f'<p class="caption">{label}</p>', padding=False)
         return gr.Image(
@@ -122,44 +122,48 @@ def picture_output(label: str, height: int | None = 400, **options: Any) -> Any:
 
 
 def example_path(name: str) -> str:
-    """The file of an example."""
+    """Path of an example picture."""
     return str(Path(str(files("arr_coc") / "assets" / "examples" / name)))
 
 
 def add_examples(inputs: list[Any]) -> Any:
-    """A row of examples by name; the event after one was taken into as many inputs as are given."""
+    """A row of examples that fill the inputs (picture, question, mode, budget, or the first of them).
+
+    Returns:
+        The event after an example was filled in.
+    """
     rows = [[example_path(name), question, mode, budget][: len(inputs)] for _, name, question, mode, budget in EXAMPLES]
     labels = [label for label, *_ in EXAMPLES]
-    taken = gr.Examples(rows, inputs, example_labels=labels, label="Examples: click one", examples_per_page=len(rows))
-    return taken.load_input_event
+    row = gr.Examples(rows, inputs, example_labels=labels, label="Examples: click one", examples_per_page=len(rows))
+    return row.load_input_event
 
 
-def say_mistakes(place: int, count: int, emptied: int | None = None) -> Callable[[Callable[..., Any]], Any]:
-    """What a visitor can mend is said at one of `count` outputs, one may be emptied, the others stay."""
+def report_mistakes(place: int, count: int, cleared: int | None = None) -> Callable[[Callable[..., Any]], Any]:
+    """Show a [`Mistake`] of a handler at one of its `count` outputs; another may be cleared, the rest stay."""
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
+    def decorate(handler: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(handler)
         def call(*args: Any) -> Any:
             try:
-                found = function(*args)
-                if isinstance(found, Iterator):
-                    yield from found
+                result = handler(*args)
+                if isinstance(result, Iterator):
+                    yield from result
                 else:
-                    yield found
+                    yield result
             except Mistake as mistake:
-                found = [gr.skip()] * count
-                if emptied is not None:
-                    found[emptied] = ""
-                found[place] = say_mistake(mistake)
-                yield tuple(found)
+                outputs: list[Any] = [gr.skip()] * count
+                if cleared is not None:
+                    outputs[cleared] = ""
+                outputs[place] = write_mistake(mistake)
+                yield tuple(outputs)
 
         return call
 
     return decorate
 
 
-def say_mistake(mistake: Mistake) -> str:
-    """What is wrong, in words."""
+def write_mistake(mistake: Mistake) -> str:
+    """What is wrong, as HTML."""
     text = str(mistake) or "this cannot be done"
     if text.split()[0].islower() and "/" not in text.split()[0]:  # a word, not the name of something
         text = text[:1].upper() + text[1:]
