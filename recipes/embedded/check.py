@@ -21,7 +21,7 @@ from arr_coc.config import EMBEDDED
 from arr_coc.data.coco import presence_examples, read_photos
 from arr_coc.data.example import Example
 from arr_coc.data.worlds import make_example, split_seed
-from arr_coc.evaluation.samples import answer_samples, exact_match
+from arr_coc.evaluation.answers import answer_examples, exact_match
 from arr_coc.inference.load import load_model, load_selector
 
 # Least share of exact answers with all tokens.
@@ -46,7 +46,7 @@ def ask_strangers(model: Any, processor: Any) -> float:
         with Image.open(folder / row["file"]) as image:
             picture = image.convert("RGB")
         samples.append(Example(row["question"], picture.copy, row["file"], (row["answer"],), kind=row["kind"]))
-    return round(exact_match(samples, answer_samples(model, processor, samples)), 4)
+    return round(exact_match(samples, answer_examples(model, processor, samples)), 4)
 
 
 def ask_photos(model: Any, processor: Any, folder: Path) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def ask_photos(model: Any, processor: Any, folder: Path) -> dict[str, Any]:
     samples = presence_examples(photos, 0)
     where = where_auc(model, processor, photos)
     return {
-        "presence": round(exact_match(samples, answer_samples(model, processor, samples)), 4),
+        "presence": round(exact_match(samples, answer_examples(model, processor, samples)), 4),
         "questions": len(samples),
         "photos": len(photos),
         "where": round(sum(where.values()) / len(where), 4),
@@ -85,9 +85,9 @@ def main(
         begin = time.time()
         size, count = ((1024, 1024), max(1, n // 5)) if world == "needles" else (None, n)
         samples = [make_example(world, split_seed("test", index), kind, size) for index in range(count)]
-        row = {"full": exact_match(samples, answer_samples(opened, processor, samples))}
+        row = {"full": exact_match(samples, answer_examples(opened, processor, samples))}
         for name in ("arr-coc", *(("random", "oracle", "downsample") if kind in ("read", "color", "needle") else ())):
-            answers = answer_samples(opened, processor, samples, load_selector(name, opened), QUARTER)
+            answers = answer_examples(opened, processor, samples, load_selector(name, opened), QUARTER)
             row[f"{name} {QUARTER}"] = exact_match(samples, answers)
         found[kind] = {name: round(value, 4) for name, value in row.items()}
         failed |= row["full"] < BARS.get(kind, 0.0)
@@ -105,7 +105,7 @@ def main(
     if large:
         processor.image_processor.size = {"shortest_edge": 128**2, "longest_edge": 2048**2}
         samples = [make_example("needles", split_seed("test", index), None, (2048, 2048)) for index in range(large)]
-        score = exact_match(samples, answer_samples(opened, processor, samples, batch_size=4))
+        score = exact_match(samples, answer_examples(opened, processor, samples, batch_size=4))
         content["needles_2048"] = {"samples": large, "full": round(score, 4)}
         print("needles of 2048 pixels", content["needles_2048"], f"bar {LARGE}", flush=True)
         failed |= score < LARGE

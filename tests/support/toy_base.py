@@ -22,7 +22,7 @@ from tiny_models import (
 )
 
 from arr_coc import ChatTokens
-from arr_coc.training.answers import Asking
+from arr_coc.training.answers import AnswerBatch
 
 SIDE = 4  # cells
 KINDS = 8  # shapes, and as many colors
@@ -96,4 +96,4 @@ def toy_batch(count, seed):
     }  # fmt: skip
     inputs["attention_mask"] = (inputs["input_ids"] != PAD).long()
     inputs["mm_token_type_ids"] = (inputs["input_ids"] == IMAGE).int()
-    return Asking(inputs, torch.ones(count), 0, seed)
+    return AnswerBatch(inputs, torch.ones(count), 0, seed)

@@ -58,9 +58,10 @@ def test_any_text_can_be_asked(tokenizer):
     assert tokenizer.unk_token_id not in tokenizer.encode("unicornxyz QWERTY 0123456789", add_special_tokens=False)
 
 
+@pytest.mark.slow
 def test_every_word_of_the_worlds_is_one_token(recipe, tokenizer):
     _, data, *_ = recipe
-    from arr_coc.data.worlds import make_sample
+    from arr_coc.data.worlds import make_example
 
     for word in data.SEEN:
         tokens = tokenizer.tokenize(word)
@@ -68,7 +69,7 @@ def test_every_word_of_the_worlds_is_one_token(recipe, tokenizer):
     kinds = [kind for part in data.COURSES["wide"] for kind in part.kinds if kind[0] != "photos"]
     for world, kind in kinds:
         for seed in range(8):
-            sample = make_sample(world, seed, kind, (512, 512))
+            sample = make_example(world, seed, kind, (512, 512))
             tokens = tokenizer.tokenize(sample.question)
             assert tokenizer.unk_token not in tokens
             assert sum(len(token) == 1 and token.islower() for token in tokens) <= 2, tokens  # a plural
@@ -142,10 +143,11 @@ def test_seen_words_lie_under_their_tokens(recipe):
     assert data.seen_words(blank, 6, 8).sum() == 0
 
 
+@pytest.mark.slow
 def test_a_saved_model_opens_and_answers(recipe, tokenizer, tmp_path):
     from arr_coc import ARRCOCQwen
-    from arr_coc.data.worlds import make_sample
-    from arr_coc.evaluation.samples import answer_samples, exact_match
+    from arr_coc.data.worlds import make_example
+    from arr_coc.evaluation.answers import answer_examples, exact_match
 
     parts, *_ = recipe
     processor = parts.make_processor()
@@ -159,13 +161,13 @@ def test_a_saved_model_opens_and_answers(recipe, tokenizer, tmp_path):
     assert sum(files) <= 24e6
     answer = ARRCOCQwen.from_pretrained(tmp_path).answer(Image.new("RGB", (200, 200)), "what is it?", max_new_tokens=3)
     assert (answer.tokens.full, answer.tokens.used) == (36, 9)
-    samples = [make_sample("scenes", seed, "color") for seed in range(3)]
+    samples = [make_example("scenes", seed, "color") for seed in range(3)]
     opened = load_model(tmp_path, dtype=torch.float32)
     for selector in (None, "random", "oracle"):
         from arr_coc import create_selector
 
         chosen = None if selector is None else create_selector(selector)
-        answers = answer_samples(opened, processor, samples, chosen, 0.25, batch_size=2, max_new_tokens=2)
+        answers = answer_examples(opened, processor, samples, chosen, 0.25, batch_size=2, max_new_tokens=2)
         assert len(answers) == 3
     assert exact_match(samples, [sample.answer for sample in samples]) == 1.0
     assert exact_match(samples, ["no"] * 3) == 0.0

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,17 +18,18 @@ from typer.testing import CliRunner
 from arr_coc import ARRCOCConfig, ARRCOCLayer, ARRCOCQwen
 from arr_coc.cli import app
 from arr_coc.data import sources
-from arr_coc.data.training_examples import Ask, Shown, clip_box, coco_examples, gaze_examples
-from arr_coc.data.worlds import make_sample, split_seed
+from arr_coc.data.example import Example, open_file
+from arr_coc.data.gaze_maps import read_gaze_maps
+from arr_coc.data.worlds import make_example, split_seed
+from arr_coc.evaluation.answers import answer_examples
 from arr_coc.evaluation.metrics import overlap
-from arr_coc.evaluation.samples import answer_samples
 from arr_coc.training import checkpoints
+from arr_coc.training.config import TrainConfig
 from arr_coc.training.feature_cache import Features, features_key, make_target, weights_key, write_features
 from arr_coc.training.losses import proxy_losses, total
 from arr_coc.training.proxy import judge_batch
-from arr_coc.training.proxy_stage import train_proxy
 from arr_coc.training.schedule import Schedule, Source
-from arr_coc.training.trainer import LoopConfig
+from arr_coc.training.trainer import train
 
 DATA = ("scenes/color", "scenes/read")
 SAMPLES = 24
@@ -38,9 +40,8 @@ def small_source(name, count, seed=0, split="train"):
     world, _, kind = name.partition("/")
     for index in range(count):
         size = ((192, 192), (192, 128))[index % 2]
-        sample = make_sample(world, split_seed(split, seed + index), kind or None, size)
-        ask = Ask(sample.question, sample.boxes, sample.kind)
-        yield Shown(f"{name} {index}", lambda sample=sample: sample.picture, (ask,))
+        example = make_example(world, split_seed(split, seed + index), kind or None, size)
+        yield replace(example, distractors=())
 
 
 @pytest.fixture(scope="module", name="cache")
@@ -50,7 +51,7 @@ def make_cache(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def use_small_sources(monkeypatch):
-    monkeypatch.setattr("arr_coc.training.proxy_stage.open_source", small_source)
+    monkeypatch.setattr("arr_coc.training.proxy.open_places", small_source)
 
 
 @pytest.fixture(scope="module", name="vlm")
@@ -58,10 +59,9 @@ def open_embedded():
     return ARRCOCQwen.from_pretrained(selector="arr-coc")
 
 
-def run(out, cache, steps=12, **options):
-    settings = {"batch_size": 8, "save_every": 4, "log_every": 2, "warm_up": 5} | options.pop("settings", {})
-    config = LoopConfig(steps=steps, **settings)
-    return train_proxy(DATA, out, config=config, samples=SAMPLES, cache=cache, **options)
+def run(out, cache, steps=12, say=None, **settings):
+    settings = {"batch_size": 8, "save_every": 4, "log_every": 2, "warm_up": 5} | settings
+    return train(TrainConfig(DATA, out, steps=steps, samples=SAMPLES, cache=cache, **settings), say)
 
 
 def weights(directory):
@@ -83,13 +83,14 @@ class Stop:
             os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_three_hundred_steps_learn_and_an_interrupted_run_goes_on_exactly(cache, tmp_path, vlm):
-    whole = run(tmp_path / "whole", cache, 300, settings={"save_every": 100})
+    whole = run(tmp_path / "whole", cache, 300, save_every=100)
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "parts", cache, 300, settings={"save_every": 100}, say=Stop(150))
+        run(tmp_path / "parts", cache, 300, save_every=100, say=Stop(150))
     assert not (tmp_path / "parts" / "model.safetensors").exists()
     assert checkpoints.list_checkpoints(tmp_path / "parts")[-1].name == "checkpoint-000150"
-    parts = run(tmp_path / "parts", cache, 300, settings={"save_every": 100}, resume=True)
+    parts = run(tmp_path / "parts", cache, 300, save_every=100, resume=True)
     assert same(weights(whole), weights(parts))
     rows = [json.loads(line) for line in (parts / "log.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, *range(2, 301, 2)]
@@ -118,9 +119,10 @@ def measure(layer, features):
     return torch.cat(values).mean().item()
 
 
+@pytest.mark.slow
 def test_another_seed_is_another_run_and_the_same_is_the_same(cache, tmp_path):
     one, two, other = (
-        run(tmp_path / name, cache, 6, settings={"seed": seed}) for name, seed in (("one", 3), ("two", 3), ("other", 4))
+        run(tmp_path / name, cache, 6, seed=seed) for name, seed in (("one", 3), ("two", 3), ("other", 4))
     )
     assert same(weights(one), weights(two))
     assert not same(weights(one), weights(other))
@@ -156,9 +158,8 @@ def test_going_on_with_other_settings_or_another_model_is_refused(cache, tmp_pat
 
 
 def test_features_are_what_the_selector_sees_when_it_answers(tmp_path, vlm):
-    sample = make_sample("scenes", split_seed("validation", 5), "read", (192, 128))
-    shown = Shown("one", lambda: sample.picture, (Ask(sample.question, sample.boxes, "read"),))
-    write_features(tmp_path / "f", vlm.model, vlm.processor, vlm.selector, [shown])
+    sample = make_example("scenes", split_seed("validation", 5), "read", (192, 128))
+    write_features(tmp_path / "f", vlm.model, vlm.processor, vlm.selector, [sample])
     batch = Features(tmp_path / "f").batch([0])
     with torch.no_grad():
         kept = judge_batch(vlm.selector, batch).balance.relevance[0, 0]
@@ -171,24 +172,29 @@ def test_features_are_what_the_selector_sees_when_it_answers(tmp_path, vlm):
 def test_features_that_are_there_are_not_computed_again(tmp_path, vlm):
     opened = []
 
-    def shown(name):
-        return Shown(name, lambda: opened.append(name) or Image.new("RGB", (128, 128)), (Ask("red", ((0, 0, 1, 1),)),))
+    def example(name, number):
+        picture = Image.new("RGB", (128, 128))
+        boxes = ((0, 0, 1, 1),)
+        return Example("red", lambda: opened.append(name) or picture, f"{name}#{number}", boxes=boxes, picture_id=name)
 
     for _ in range(2):
-        write_features(tmp_path / "f", vlm.model, vlm.processor, vlm.selector, [shown(str(i)) for i in range(3)])
-    assert opened == ["0", "1", "2"]
+        examples = [example(name, number) for name in "abc" for number in range(2)]
+        write_features(tmp_path / "f", vlm.model, vlm.processor, vlm.selector, examples)
+    assert opened == ["a", "b", "c"]  # one picture is encoded once for all that is asked about it
+    assert [place.id for place in Features(tmp_path / "f").places] == ["a#0", "a#1", "b#0", "b#1", "c#0", "c#1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [2])
 def test_two_processes_give_the_weights_of_one_with_the_doubled_batch(processes, cache, tmp_path):
-    whole = run(tmp_path / "one", cache, 6, settings={"batch_size": 8})
+    whole = run(tmp_path / "one", cache, 6, batch_size=8)
     code = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import test_training as here
-from arr_coc.training import proxy_stage
-proxy_stage.open_source = here.small_source
-here.run({str(tmp_path / "two")!r}, {str(cache)!r}, 6, settings={{"batch_size": 4}})
+from arr_coc.training import proxy
+proxy.open_places = here.small_source
+here.run({str(tmp_path / "two")!r}, {str(cache)!r}, 6, batch_size=4)
 """
     script = tmp_path / "script.py"
     script.write_text(code)
@@ -264,32 +270,15 @@ def test_batches_are_full_of_one_grid_and_every_question_is_seen(cache, tmp_path
     assert [schedule.at(step)[1] for step in range(5)] == [source.numbers(step) for step in range(5)]
 
 
-def test_boxes_outside_are_cut_and_classes_without_boxes_never_asked(tmp_path):
-    assert clip_box((-1, -1, -0.5, 0.5)) is None
-    Image.new("RGB", (100, 50)).save(tmp_path / "a.png")
-    boxes = [(50, 10, 100, 100), (200, 0, 10, 10)]
-    content = {
-        "images": [{"id": 1, "file_name": "a.png", "width": 100, "height": 50}],
-        "categories": [{"id": 1, "name": "dog"}, {"id": 2, "name": "cat"}, {"id": 3, "name": "cow"}],
-        "annotations": [{"image_id": 1, "category_id": 1 + n, "bbox": box} for n, box in enumerate(boxes)],
-    }
-    (tmp_path / "instances.json").write_text(json.dumps(content))
-    [shown] = coco_examples(tmp_path)
-    present = [ask for ask in shown.asks if ask.boxes]
-    assert [ask.boxes for ask in present] == [((0.5, 0.2, 1.0, 1.0),)]
-    assert "dog" in present[0].question
-    assert not any("cow" in ask.question for ask in shown.asks)
-
-
 @pytest.mark.parametrize(("missing", "refused"), [(1, False), (3, True)])
 def test_missing_pictures_are_named_and_too_many_refused(missing, refused, tmp_path, vlm, caplog):
-    def shown(number):
+    def example(number):
         path = tmp_path / f"{number}.png"
         if number >= missing:
             Image.new("RGB", (128, 128)).save(path)
-        return Shown(str(path), lambda: Image.open(path).convert("RGB"), (Ask("red", ((0, 0, 1, 1),)),))
+        return Example("red", partial(open_file, path), str(number), boxes=((0, 0, 1, 1),), picture_id=str(path))
 
-    examples = [shown(number) for number in range(20)]
+    examples = [example(number) for number in range(20)]
     if refused:
         with pytest.raises(ValueError, match=r"3 of 20 pictures cannot be read, the first is .*0\.png"):
             write_features(tmp_path / "f", vlm.model, vlm.processor, vlm.selector, examples)
@@ -307,7 +296,7 @@ def test_gaze_is_a_map_and_not_a_box(tmp_path, vlm):
     gaze.paste(200, (0, 0, 32, 32))
     gaze.save(tmp_path / "map.png")
     (tmp_path / "g.jsonl").write_text(json.dumps({"image": "a.png", "question": "what is it?", "map": "map.png"}))
-    write_features(tmp_path / "f", vlm.model, vlm.processor, vlm.selector, gaze_examples(tmp_path / "g.jsonl"))
+    write_features(tmp_path / "f", vlm.model, vlm.processor, vlm.selector, read_gaze_maps(tmp_path / "g.jsonl"))
     target = Features(tmp_path / "f").batch([0]).target.view(4, 4)
     assert target[:2, :2].min() == 1
     assert target[2:].max() == 0
@@ -316,8 +305,8 @@ def test_gaze_is_a_map_and_not_a_box(tmp_path, vlm):
 def test_a_trained_selector_answers(cache, tmp_path, vlm):
     out = run(tmp_path / "out", cache, 4)
     trained = ARRCOCQwen.from_pretrained(out)
-    sample = make_sample("scenes", split_seed("validation", 9), "color", (192, 192))
-    [answer] = answer_samples(trained.model, trained.processor, [sample], trained.selector, 0.5)
+    sample = make_example("scenes", split_seed("validation", 9), "color", (192, 192))
+    [answer] = answer_examples(trained.model, trained.processor, [sample], trained.selector, 0.5)
     assert answer
 
 
@@ -328,19 +317,19 @@ def command(*arguments):
 def test_the_command_trains_stops_and_goes_on(cache, tmp_path, monkeypatch):
     settings = ("--data", "scenes/color", "--out", tmp_path / "out", "--steps", 8, "--batch", 4, "--samples", SAMPLES)
     settings += ("--cache", cache, "--save-every", 100)
-    rate_at = LoopConfig.rate_at
+    rate_at = TrainConfig.rate_at
 
     def interrupt(config, step):
         if step == 5:
             os.kill(os.getpid(), signal.SIGINT)
         return rate_at(config, step)
 
-    monkeypatch.setattr(LoopConfig, "rate_at", interrupt)
+    monkeypatch.setattr(TrainConfig, "rate_at", interrupt)
     stopped = command(*settings)
     assert stopped.exit_code == 130
-    assert "--resume goes on" in stopped.stderr
+    assert "--resume continues" in stopped.stderr
     assert [path.name for path in checkpoints.list_checkpoints(tmp_path / "out")] == ["checkpoint-000006"]
-    monkeypatch.setattr(LoopConfig, "rate_at", rate_at)
+    monkeypatch.setattr(TrainConfig, "rate_at", rate_at)
     done = command(*settings, "--resume")
     assert done.exit_code == 0, done.stderr
     assert done.stdout == f"selector  {tmp_path / 'out'}\n"
@@ -361,13 +350,13 @@ def test_the_command_trains_stops_and_goes_on(cache, tmp_path, monkeypatch):
         (("--data", "scenes", "--device", "banana"), "`device` must be cpu or cuda, got 'banana'"),
         (("--data", "scenes", "--steps", "0"), "`steps` must be at least 1, got 0"),
         (("--data", "scenes", "--rate", "3"), "`rate` must lie between 0 and 1, got 3.0"),
-        (("--data", "scenes", "--stage", "seven"), "`--stage` must be proxy, answers or hard, got 'seven'"),
+        (("--data", "scenes", "--stage", "seven"), "stage` must be proxy, answers or hard, got 'seven'"),
         (("--data", "scenes", "--base", "nowhere"), "there is no directory 'nowhere'"),
         (("--data", "scenes", "--start", "nowhere/at/all"), "nowhere/at/all"),
     ],
 )
 def test_a_mistake_is_one_line(arguments, said, tmp_path, monkeypatch):
-    monkeypatch.setattr("arr_coc.training.proxy_stage.open_source", sources.open_source)
+    monkeypatch.setattr("arr_coc.training.proxy.open_places", sources.open_places)
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
     Path("bare").mkdir()
@@ -384,23 +373,27 @@ def test_a_mistake_is_one_line(arguments, said, tmp_path, monkeypatch):
     assert said in lines[0]
 
 
+def asked(boxes, **others):
+    return Example("dog", Image.new("RGB", (64, 64)).copy, boxes=boxes, **others)
+
+
 def test_the_target_orders_boxes_surroundings_nothing_and_other_things():
-    ask = Ask("dog", ((0.0, 0.0, 0.25, 0.25),), "class", others=((0.0, 0.0, 0.25, 0.25), (0.75, 0.75, 1.0, 1.0)))
-    target = make_target(ask, (1, 8, 8))
+    near, far = (0.0, 0.0, 0.25, 0.25), (0.75, 0.75, 1.0, 1.0)
+    target = make_target(asked((near,), distractors=(near, far)), (1, 8, 8))
     assert (target[:2, :2] == 1).all()
     levels = [target[0, 0], target[2, 2], target[4, 4], target[7, 7]]
     assert levels == sorted(levels, reverse=True)
     assert len(set(map(float, levels))) == 4
     assert (target > 0.5).sum() == 4
-    both = make_target(Ask("dog", ask.boxes, alike=((0.0, 0.0, 0.25, 0.25), (0.75, 0.75, 1.0, 1.0))), (1, 8, 8))
+    both = make_target(asked((near,), lookalikes=(near, far)), (1, 8, 8))
     assert (both[:2, :2] == 1).all()
     assert target[7, 7] < both[7, 7] < both[5, 5]  # less than nothing in particular, more than what distracts
-    assert make_target(Ask("cow", others=ask.others), (1, 8, 8)).sum() == 0  # not there: nothing matters
+    assert make_target(asked((), distractors=(near, far)), (1, 8, 8)).sum() == 0  # not there: nothing matters
 
 
 def test_losses_ask_for_the_order_and_the_place():
-    boxes = {"others": ((0.75, 0.75, 1, 1),), "alike": ((0.75, 0, 1, 0.25),)}
-    target = make_target(Ask("dog", ((0, 0, 0.5, 0.5),), **boxes), (1, 8, 8)).view(1, -1)
+    apart = {"distractors": ((0.75, 0.75, 1, 1),), "lookalikes": ((0.75, 0, 1, 0.25),)}
+    target = make_target(asked(((0, 0, 0.5, 0.5),), **apart), (1, 8, 8)).view(1, -1)
     good = 20 * (target - 0.5)
     bad = {
         "flat": torch.zeros_like(good), "elsewhere": good.flip(1), "other things": torch.where(target == 0, 3, good),

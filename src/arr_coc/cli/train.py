@@ -68,9 +68,9 @@ def train(
         from arr_coc.training.config import TrainConfig
 
         config = TrainConfig(
-            data, out, stage, base or EMBEDDED, start=start, steps=steps, batch_size=batch, rate=rate, seed=seed,
-            samples=samples, estimator=estimator, budget=budget, reward=reward, thrift=thrift, lora=lora,
-            last_layers=last_layers, query_layers=query_layers, mode=mode, compress=compress, dtype=dtype,
+            data=data, out=out, stage=stage, base=base or EMBEDDED, start=start, steps=steps, batch_size=batch,
+            rate=rate, seed=seed, samples=samples, estimator=estimator, budget=budget, reward=reward, thrift=thrift,
+            lora=lora, last_layers=last_layers, query_layers=query_layers, mode=mode, compress=compress, dtype=dtype,
             save_every=save_every, cache=cache, device=device, resume=resume,
         )  # fmt: skip
         try:
@@ -83,7 +83,7 @@ def train(
 
 
 def run_training(config: TrainConfig) -> Path:
-    """Train and show the progress."""
+    """Train a selector and show the progress; returns the directory of the run."""
     from arr_coc.inference.load import quiet_loading
     from arr_coc.training.trainer import train
 
@@ -113,4 +113,4 @@ def run_training(config: TrainConfig) -> Path:
             shown = f"loss {facts['loss']:.3f}  {measure} {facts[measure]:.2f}  {facts['per_second']:.0f} questions/s"
             bar.update(training[0], completed=step, facts=shown)
 
-        return train(config, say, progress)
+        return train(config, say=say, progress=progress)

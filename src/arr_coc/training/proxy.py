@@ -1,15 +1,35 @@
-"""Stage 1: relevance from boxes or maps. No language model runs; the encoder's tokens come from disk."""
+"""Stage `proxy`: relevance from boxes or maps. No language model runs; the encoder's tokens come from disk."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from arr_coc.balancing import Judgement
+from arr_coc.data.sources import GAZE, open_places, sizes_of
 from arr_coc.evaluation.metrics import overlap
+from arr_coc.inference.load import load_model, load_processor
 from arr_coc.realizing import ARRCOCLayer
-from arr_coc.training.feature_cache import Batch
+from arr_coc.training.config import TrainConfig
+from arr_coc.training.feature_cache import (
+    INDEX,
+    Batch,
+    Features,
+    cache_directory,
+    features_key,
+    weights_key,
+    write_features,
+)
 from arr_coc.training.losses import proxy_losses
+from arr_coc.training.schedule import Schedule, Source
+from arr_coc.training.stage import Stage, open_layer
+
+Progress = Callable[[str, int], None]
 
 
 class ProxyTask(nn.Module):
@@ -49,3 +69,44 @@ def _explore(tension: Tensor, present: Tensor) -> Tensor:
     """A question about a place need not explore; one about something that is not there has to."""
     wanted = (~present).float()
     return nn.functional.binary_cross_entropy(tension.clamp(1e-4, 1 - 1e-4), wanted)
+
+
+def open_proxy_stage(config: TrainConfig, accelerator: Any, progress: Progress | None = None) -> Stage:
+    """Encode the sources of stage `proxy`, as far as they are not in the cache, and open what was encoded.
+
+    Args:
+        config (`TrainConfig`): of the run.
+        accelerator (`accelerate.Accelerator`): on whose device, and over whose processes, it runs.
+        progress (`Callable`, *optional*): told the name of a source and how many of its pictures were encoded.
+
+    Returns:
+        [`~arr_coc.training.stage.Stage`]: the base itself is needed no longer.
+    """
+    model: Any = load_model(config.base, dtype=torch.float32).to(accelerator.device)
+    layer = open_layer(model, config.start).to(accelerator.device)
+    processor = load_processor(config.base)
+    folder = Path(config.cache or cache_directory()) / "features"
+    size = config.batch_size * accelerator.num_processes
+    weights, sources = weights_key(model), []
+    opened: dict[str, Features] = {}  # one that is named twice is read once
+    for name in config.data:
+        examples = open_places(name, config.samples, config.seed)
+        gaze = name.startswith(GAZE)
+        parts = (config.samples, config.seed, config.query_layers, *([GAZE] if gaze else []), sizes_of(name))
+        key = features_key(weights, processor, layer, name.removeprefix(GAZE), *parts)
+        with accelerator.main_process_first():
+            if not (folder / key / INDEX).exists():
+                write_features(
+                    folder / key, model, processor, layer, examples, query_layers=config.query_layers, gaze=gaze,
+                    progress=None if progress is None else partial(progress, name),
+                )  # fmt: skip
+        if key not in opened:
+            opened[key] = Features(folder / key)
+        sources.append(Source(opened[key], size, config.seed))
+    schedule = Schedule(sources, [1.0] * len(sources), config.steps, config.seed)
+
+    def batch_at(step: int) -> Batch:
+        features, numbers = schedule.at(step)
+        return features.batch(numbers[accelerator.process_index :: accelerator.num_processes], accelerator.device)
+
+    return Stage(ProxyTask(layer), layer, batch_at)

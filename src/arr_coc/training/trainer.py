@@ -1,66 +1,61 @@
-"""The loop that every stage shares: steps, log, checkpoints, resuming."""
+"""Training a selector: opening a stage, and the loop that all share: steps, log, checkpoints, resuming."""
 
 from __future__ import annotations
 
 import json
 import math
-import platform
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from arr_coc._version import __version__
-from arr_coc.config import ARRCOCConfig
-from arr_coc.realizing import ARRCOCLayer
 from arr_coc.runtime.atomic_files import write_aside
+from arr_coc.runtime.machine import environment
+from arr_coc.training.answers import open_answers_stage
 from arr_coc.training.checkpoints import list_checkpoints, read_checkpoint, write_checkpoint
+from arr_coc.training.config import TrainConfig
 from arr_coc.training.losses import total
+from arr_coc.training.proxy import Progress, open_proxy_stage
+from arr_coc.training.stage import Stage
 
 Say = Callable[[int, dict[str, float]], None]
 
 
-@dataclass(frozen=True)
-class LoopConfig:
-    """How long, how fast, how often.
+def train(config: TrainConfig, say: Say | None = None, progress: Progress | None = None) -> Path:
+    """Train a selector for a frozen model; Ctrl-C saves a checkpoint first.
 
     Args:
-        steps (`int`, *optional*, defaults to 1000): of the optimizer.
-        batch_size (`int`, *optional*, defaults to 32): questions of a step in one process.
-        rate (`float`, *optional*, defaults to 3e-3): highest learning rate; it falls with a cosine.
-        warm_up (`int`, *optional*, defaults to 50): steps until it is reached.
-        seed (`int`, *optional*, defaults to 0): of the order, and of everything drawn at random.
-        save_every (`int`, *optional*, defaults to 200): steps between checkpoints.
-        log_every (`int`, *optional*, defaults to 10): steps between lines of the log.
+        config (`TrainConfig`): all settings.
+        say (`Callable`, *optional*): told the step and its losses and measures.
+        progress (`Callable`, *optional*): told the name of a source and how many of its pictures were encoded.
+
+    Returns:
+        `Path`: the directory of the run, which opens as a selector.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.training.config import TrainConfig
+    >>> from arr_coc.training.trainer import train
+    >>> config = TrainConfig(["scenes", "pages"], "runs/one", steps=5000)
+    >>> train(config)  # doctest: +SKIP
+    PosixPath('runs/one')
+
+    ```
     """
-
-    steps: int = 1000
-    batch_size: int = 32
-    rate: float = 3e-3
-    warm_up: int = 50
-    seed: int = 0
-    save_every: int = 200
-    log_every: int = 10
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "save_every", "log_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}")
-        if not 0 < self.rate < 1:
-            raise ValueError(f"`rate` must lie between 0 and 1, got {self.rate}")
-
-    def rate_at(self, step: int) -> float:
-        """The learning rate of a step."""
-        cosine = 0.5 * (1 + math.cos(math.pi * step / self.steps))
-        return self.rate * min(1.0, (step + 1) / max(1, self.warm_up)) * (0.02 + 0.98 * cosine)
+    check_run(config)
+    accelerator = open_accelerator(config.device)
+    if config.stage == "proxy":
+        stage = open_proxy_stage(config, accelerator, progress)
+    else:
+        stage = open_answers_stage(config, accelerator)
+    return run_steps(stage, config, accelerator, say)
 
 
 def open_accelerator(device: str) -> Any:
@@ -73,72 +68,42 @@ def open_accelerator(device: str) -> Any:
         )
     except ImportError:
         raise ValueError("training needs accelerate; install arr-coc[train]") from None
-    if device not in ("cpu", "cuda"):
-        raise ValueError(f"`device` must be cpu or cuda, got {device!r}; CUDA_VISIBLE_DEVICES chooses among several")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("there is no CUDA device; use cpu")
     # what only decides how many tokens are kept gets no gradient from a map
     unused = DistributedDataParallelKwargs(find_unused_parameters=True)
     patient = InitProcessGroupKwargs(timeout=timedelta(hours=12))  # one process encodes while the others wait
     return Accelerator(cpu=device == "cpu", kwargs_handlers=[unused, patient])
 
 
-def open_layer(model: Any, start: str | Path | None) -> ARRCOCLayer:
-    """The layer that learns: untrained, or one to go on from, which must fit the model."""
-    config = ARRCOCConfig.for_model(model)
-    if start is None:
-        return ARRCOCLayer(config)
-    layer = ARRCOCLayer.from_pretrained(start)
-    for name in ("hidden_size", "cell_pixels"):
-        if getattr(layer.config, name) != getattr(config, name):
-            given, wanted = getattr(layer.config, name), getattr(config, name)
-            raise ValueError(f"{start} was made for a model with {name} {given}, this one has {wanted}")
-    layer.config = replace(layer.config, base_model_name_or_path=config.base_model_name_or_path)
-    return layer.train()
-
-
-def check_run(out: Path, config: LoopConfig, about: dict[str, Any], resume: bool) -> None:
+def check_run(config: TrainConfig) -> None:
     """Refuse to begin where a run was begun, and to go on with other settings than it was begun with."""
+    out = Path(config.out)
     if not list_checkpoints(out):
         return
-    if not resume:
+    if not config.resume:
         raise ValueError(f"{out} holds a run that was begun; go on with --resume, or give another --out")
     before = json.loads((out / "run.json").read_text(encoding="utf-8"))
-    for name, value in {**asdict(config), **about}.items():
+    for name, value in config.record().items():
         if name not in ("save_every", "log_every") and before.get(name) != value:
             raise ValueError(f"{out} was begun with {name} {before.get(name)!r}, not {value!r}; go on with the same")
 
 
-def train(
-    out: str | Path,
-    task: nn.Module,
-    layer: ARRCOCLayer,
-    batch_at: Callable[[int], Any],
-    config: LoopConfig,
-    *,
-    accelerator: Any,
-    resume: bool = False,
-    about: dict[str, Any] | None = None,
-    say: Say | None = None,
-) -> Path:
-    """Train a task and save its layer; Ctrl-C saves a checkpoint first.
+def run_steps(stage: Stage, config: TrainConfig, accelerator: Any, say: Say | None = None) -> Path:
+    """The loop: take all steps of a stage, log, save checkpoints, and save the selector at the end.
 
     Args:
-        out (`str` or `Path`): directory of the run: the selector, `run.json`, `log.jsonl`, checkpoints.
-        task (`nn.Module`): from a batch to its losses and measures.
-        layer (`ARRCOCLayer`): the part of it that is kept.
-        batch_at (`Callable`): the batch of a step, for this process.
-        config (`LoopConfig`): see there.
+        stage (`Stage`): what learns, from what.
+        config (`TrainConfig`): all settings.
         accelerator (`accelerate.Accelerator`): see [`open_accelerator`].
-        resume (`bool`, *optional*, defaults to `False`): go on from the last checkpoint.
-        about (`dict`, *optional*): recorded in `run.json`.
         say (`Callable`, *optional*): told the step and its losses and measures.
+
+    Returns:
+        `Path`: the directory of the run.
     """
-    out = Path(out)
+    out, task, layer = Path(config.out), stage.task, stage.layer
     first = accelerator.is_main_process
     trained = [parameter for parameter in task.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=config.rate, weight_decay=0.01)
-    begun = list_checkpoints(out) if resume else []
+    optimizer = torch.optim.AdamW(trained, lr=config.highest_rate, weight_decay=0.01)
+    begun = list_checkpoints(out) if config.resume else []
     if first:
         out.mkdir(parents=True, exist_ok=True)
     step = read_checkpoint(begun[-1], task, optimizer) if begun else 0
@@ -146,7 +111,7 @@ def train(
     wrapped.train()
     if first:
         processes = {"processes": accelerator.num_processes}
-        settings = {**asdict(config), **(about or {}), **processes, **environment()}
+        settings = {**config.record(), **processes, **environment()}
         write_aside(out / "run.json", json.dumps(settings, indent=1) + "\n")
         _cut_log(out / "log.jsonl", step)
 
@@ -162,7 +127,7 @@ def train(
                 raise KeyboardInterrupt
             for group in optimizer.param_groups:
                 group["lr"] = config.rate_at(step)
-            losses, measures = wrapped(batch_at(step))
+            losses, measures = wrapped(stage.batch_at(step))
             loss = total(losses)
             optimizer.zero_grad(set_to_none=True)
             norm = torch.zeros_like(loss)
@@ -189,6 +154,7 @@ def train(
     save()
     if first:
         layer.save_pretrained(out)
+        stage.save(out)
     return out
 
 
@@ -220,27 +186,6 @@ def _not_finite(losses: dict[str, Tensor], step: int, out: Path) -> str:
     kept = list_checkpoints(out)
     good = f"{kept[-1]} is the last good checkpoint" if kept else "there is no checkpoint yet"
     return f"step {step + 1} is not finite ({values}); {good}; try a lower --rate"
-
-
-def environment() -> dict[str, Any]:
-    """What a run depends on beside its settings."""
-    return {
-        "arr_coc": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "revision": find_revision(),
-    }
-
-
-def find_revision() -> str | None:
-    """The git revision of the package's source, where it lies in a repository."""
-    try:
-        found = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return found.stdout.strip()
 
 
 def _log(path: Path, step: int, facts: dict[str, float]) -> None:

@@ -1,0 +1,48 @@
+"""What a stage gives the loop, and the layer that every stage trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from arr_coc.config import ARRCOCConfig
+from arr_coc.realizing import ARRCOCLayer
+
+
+def save_nothing(out: Path) -> None:
+    """Where only the selector is learned, the loop saves all there is."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """A stage that is ready to be trained.
+
+    Args:
+        task (`nn.Module`): from a batch to its losses and measures.
+        layer (`ARRCOCLayer`): the part of it that is kept.
+        batch_at (`Callable`): the batch of a step, for this process.
+        save (`Callable`, *optional*): saves what is learned beside the selector into the directory of the run.
+    """
+
+    task: nn.Module
+    layer: ARRCOCLayer
+    batch_at: Callable[[int], Any]
+    save: Callable[[Path], None] = save_nothing
+
+
+def open_layer(model: Any, start: str | Path | None) -> ARRCOCLayer:
+    """The layer that learns: untrained, or one to start from, which must fit the model."""
+    config = ARRCOCConfig.for_model(model)
+    if start is None:
+        return ARRCOCLayer(config)
+    layer = ARRCOCLayer.from_pretrained(start)
+    for name in ("hidden_size", "cell_pixels"):
+        given, wanted = getattr(layer.config, name), getattr(config, name)
+        if given != wanted:
+            raise ValueError(f"{start} was made for a model with {name} {given}, this one has {wanted}")
+    layer.config = replace(layer.config, base_model_name_or_path=config.base_model_name_or_path)
+    return layer.train()
