@@ -7,26 +7,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from arr_coc.data.training_examples import Shown, expression_examples, world_examples
 from check import SIZES, look
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer
 from arr_coc.config import EMBEDDED
-from arr_coc.data.sources import open_source
+from arr_coc.data.example import Example, group_by_picture
+from arr_coc.data.expressions import read_expressions
+from arr_coc.data.sources import mix_worlds, open_places
 from arr_coc.data.worlds import make_example, split_seed
 from arr_coc.evaluation.answers import answer_examples, exact_match
 from arr_coc.inference.load import load_model, load_processor
 from arr_coc.runtime.atomic_files import write_aside
+from arr_coc.training.config import TrainConfig
 from arr_coc.training.feature_cache import INDEX, Features, features_key, weights_key, write_features
 from arr_coc.training.proxy import ProxyTask
 from arr_coc.training.schedule import Schedule, Source
-from arr_coc.training.trainer import LoopConfig, open_accelerator, train
+from arr_coc.training.stage import Stage
+from arr_coc.training.trainer import open_accelerator, run_steps
 
 BUDGET = 0.125
 Change = Callable[[ARRCOCLayer], None]
@@ -112,17 +115,22 @@ VARIANTS: dict[str, tuple[Change, str, int]] = {
 }
 
 
-def sources(expressions: Path) -> dict[str, Iterator[Shown]]:
+def of_pictures(path: Path, count: int) -> Iterator[Example]:
+    """The expressions of the first so many pictures."""
+    return chain.from_iterable(islice(group_by_picture(read_expressions(path)), count))
+
+
+def sources(expressions: Path) -> dict[str, Iterator[Example]]:
     """What is learned from, and what is measured on."""
     worlds = ["scenes", "camouflage"]
     return {
-        "scenes": open_source("scenes", 800),
-        "camouflage": open_source("camouflage", 300),
-        "pages": open_source("pages", 160),
-        "expressions": islice(expression_examples(expressions / "train.jsonl.gz"), 1500),
-        "held worlds": world_examples(worlds, 160, "validation", 0, [(512, 512)]),
-        "held pages": world_examples(["pages"], 40, "validation", 0, [(768, 768)]),
-        "held expressions": islice(expression_examples(expressions / "val.jsonl.gz"), 100),
+        "scenes": open_places("scenes", 800),
+        "camouflage": open_places("camouflage", 300),
+        "pages": open_places("pages", 160),
+        "expressions": of_pictures(expressions / "train.jsonl.gz", 1500),
+        "held worlds": mix_worlds(worlds, 160, "validation", 0, [(512, 512)]),
+        "held pages": mix_worlds(["pages"], 40, "validation", 0, [(768, 768)]),
+        "held expressions": of_pictures(expressions / "val.jsonl.gz", 100),
     }
 
 
@@ -157,16 +165,19 @@ def main(
                 write_features(folder, model, processor, layer, shown, query_layers=layers)
             opened[source] = Features(folder)
         change(layer)
-        config = LoopConfig(steps=steps, batch_size=24)
-        learned = [Source(one, config.batch_size, 0) for source, one in opened.items() if "held" not in source]
+        place = runs / name.replace(" ", "-").replace(",", "")
+        learned_from = [source for source in opened if "held" not in source]
+        config = TrainConfig(
+            learned_from, place, base=base, steps=steps, batch_size=24, query_layers=layers, device=device
+        )
+        learned = [Source(opened[source], config.batch_size, 0) for source in learned_from]
         schedule = Schedule(learned, [1.0] * len(learned), steps, 0)
 
         def batch_at(step: int, schedule: Schedule = schedule) -> Any:
             features, numbers = schedule.at(step)
             return features.batch(numbers, device)
 
-        place = runs / name.replace(" ", "-").replace(",", "")
-        train(place, ProxyTask(layer), layer, batch_at, config, accelerator=open_accelerator(device))
+        run_steps(Stage(ProxyTask(layer), layer, batch_at), config, open_accelerator(device))
         layer.eval()
         row = {source[5:]: look({"it": layer}, one)["it"] for source, one in opened.items() if "held" in source}
         for world, samples in asked.items():

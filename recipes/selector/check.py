@@ -12,12 +12,16 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from arr_coc.data.training_examples import clip_box, coco_examples, expression_examples, read_rows, world_examples
 
 from arr_coc import ARRCOCLayer, ARRCOCQwen, create_selector
 from arr_coc.balancing import SCORES, TENSIONS
 from arr_coc.config import EMBEDDED
-from arr_coc.data.boxes import cells_inside
+from arr_coc.data.boxes import cells_inside, clip_box
+from arr_coc.data.coco import read_class_questions
+from arr_coc.data.example import group_by_picture
+from arr_coc.data.expressions import read_expressions
+from arr_coc.data.json_lines import rows_by_picture
+from arr_coc.data.sources import mix_worlds
 from arr_coc.data.worlds import draw_scene, make_example, split_seed
 from arr_coc.evaluation.answers import answer_examples, exact_match
 from arr_coc.evaluation.metrics import coverage, overlap
@@ -105,13 +109,13 @@ def expressions(layer: ARRCOCLayer, path: Path, features: Features) -> dict[str,
     covered: dict[str, list[float]] = defaultdict(list)
     pairs: dict[str, list[bool]] = defaultdict(list)
     categories = _categories(path)
-    numbers = {(place.name, place.ask): number for number, place in enumerate(features.places)}
-    for shown in expression_examples(path):
-        known = dict.fromkeys(box for one in shown.asks for box in one.boxes)
-        for ask_number, one in enumerate(shown.asks):
-            if (shown.name, ask_number) not in numbers:
+    numbers = {place.id: number for number, place in enumerate(features.places)}
+    for group in group_by_picture(read_expressions(path)):
+        known = dict.fromkeys(box for example in group for box in example.boxes)
+        for example in group:
+            if example.id not in numbers:
                 continue  # could not be read
-            number = numbers[shown.name, ask_number]
+            number = numbers[example.id]
             relevance, inside = relevance_of(layer, features, number)
             _, rows, columns = grid = features.cells[number]
             count = max(1, round(0.25 * rows * columns))
@@ -123,10 +127,10 @@ def expressions(layer: ARRCOCLayer, path: Path, features: Features) -> dict[str,
                 covered[name].append(float(coverage(kept, inside)))
             flat = relevance[0]
             for other in known:
-                if _iou(other, one.boxes[0]) < 0.5:
+                if _iou(other, example.boxes[0]) < 0.5:
                     there = cells_inside([other], rows, columns).flatten()
                     won = bool(flat[inside[0]].mean() > flat[there].mean())
-                    same = categories[shown.name, other] == categories[shown.name, one.boxes[0]]
+                    same = categories[example.picture_id, other] == categories[example.picture_id, example.boxes[0]]
                     pairs["same category" if same else "other category"].append(won)
     means = {name: round(sum(values) / len(values), 4) for name, values in covered.items()}
     wins = {name: (round(sum(values) / len(values), 4), len(values)) for name, values in pairs.items()}
@@ -140,7 +144,7 @@ def expressions(layer: ARRCOCLayer, path: Path, features: Features) -> dict[str,
 
 def _categories(path: Path) -> dict[tuple[str, Any], str]:
     found = {}
-    for name, rows in read_rows(path, ("image", "box", "category")).items():
+    for name, rows in rows_by_picture(path, ("image", "box", "category")).items():
         for row in rows:
             found[str(path.parent / name), clip_box(row["box"])] = row["category"]
     return found
@@ -215,11 +219,11 @@ def looking(
 ) -> dict[str, Any]:
     """Where it looks: overlap beside chance and the untrained layer, expressions, and what was discovered."""
     worlds = ["scenes", "camouflage", "pages"]
-    sources = {"worlds": lambda: world_examples(worlds, 3 * n, "test", FIRST, [(512, 512)])}
+    sources = {"worlds": lambda: mix_worlds(worlds, 3 * n, "test", FIRST, [(512, 512)])}
     if photos is not None:
-        sources["photos"] = lambda: coco_examples(photos, absent=0)
+        sources["photos"] = lambda: read_class_questions(photos, absent=0)
     if expressed is not None:
-        sources["expressions"] = lambda: expression_examples(expressed)
+        sources["expressions"] = lambda: read_expressions(expressed)
     found: dict[str, Any] = {"overlap": {}}
     features, weights = {}, weights_key(vlm.model)
     for name, open_examples in sources.items():

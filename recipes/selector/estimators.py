@@ -18,9 +18,9 @@ from arr_coc.data.worlds import make_example, split_seed
 from arr_coc.evaluation.answers import answer_examples, exact_match
 from arr_coc.inference.load import load_model, load_processor
 from arr_coc.runtime.atomic_files import write_aside
-from arr_coc.training.answers_stage import train_answers
+from arr_coc.training.config import TrainConfig
 from arr_coc.training.estimators import ESTIMATORS
-from arr_coc.training.trainer import LoopConfig
+from arr_coc.training.trainer import train
 
 STAGES = {"answers": ("scenes", "camouflage"), "hard": ("camouflage", "crowded")}
 BUDGETS = (0.125, 0.06)
@@ -61,11 +61,11 @@ def main(
         for estimator in ESTIMATORS:
             if estimator in rows or only not in ("", f"{stage}/{estimator}"):
                 continue
-            place = train_answers(
-                data, runs / f"{stage}-{estimator}", base, LoopConfig(steps=steps, batch_size=batch, rate=1e-3),
-                start=start, samples=steps * batch, estimator=estimator, budget=PLAN, hard=stage == "hard",
-                device=device,
+            config = TrainConfig(
+                data, runs / f"{stage}-{estimator}", stage, base, start=start, steps=steps, batch_size=batch,
+                samples=steps * batch, estimator=estimator, budget=PLAN, device=device,
             )  # fmt: skip
+            place = train(config)
             losses = [json.loads(line)["answer"] for line in (place / "log.jsonl").read_text().splitlines()]
             part = max(1, len(losses) // 4)
             rows[estimator] = {

@@ -21,9 +21,8 @@ from arr_coc.config import EMBEDDED
 from arr_coc.data.example import Example
 from arr_coc.data.worlds import make_example, split_seed
 from arr_coc.evaluation.answers import answer_examples, exact_match
-from arr_coc.inference.messages import make_inputs, make_messages
 from arr_coc.inference.load import load_model, load_processor, load_selector
-from arr_coc.inference.messages import stand_in
+from arr_coc.inference.messages import make_inputs, make_messages, stand_in
 from arr_coc.runtime.atomic_files import write_aside
 
 BUDGET = 529

@@ -119,7 +119,7 @@ def _write_shard(path: Path, encode: PictureEncoder, groups: list[list[Example]]
             encoded = encode(group[0].picture)
             wanted = [make_target(example, encoded.cells, encoded.reach) for example in group]
         except MissingPicture as error:
-            skipped.append(f"{group[0].picture_id or group[0].id} ({error})")
+            skipped.append(str(error))
             continue
         tokens.append(encoded.tokens.half())
         textures.append(encoded.texture.half())
