@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from arr_coc import ARRCOCLayer, ARRCOCQwen, create_selector
+from arr_coc import ARRCOCLayer, ARRCOCQwen, VisualQuery, create_selector
 from arr_coc.balancing import SCORES, TENSIONS
 from arr_coc.config import EMBEDDED
 from arr_coc.data.boxes import cells_inside, clip_box
@@ -121,9 +121,11 @@ def expressions(layer: ARRCOCLayer, path: Path, features: Features) -> dict[str,
             count = max(1, round(0.25 * rows * columns))
             kept = torch.zeros_like(inside).scatter(1, relevance.topk(count).indices, True)
             covered["selector"].append(float(coverage(kept, inside)))
+            batch = features.batch([number])
+            query = VisualQuery(batch.tokens[0], grid, batch.words[0])
             for name, rule in rules.items():
-                rank = rule.rank(grid, relevance.device, 0)
-                kept = torch.zeros_like(inside).scatter(1, rank.argsort(stable=True)[None, :count], True)
+                [chosen] = rule.select([query], count)
+                kept = torch.zeros_like(inside).scatter(1, chosen.indices[None], True)
                 covered[name].append(float(coverage(kept, inside)))
             flat = relevance[0]
             for other in known:
