@@ -13,10 +13,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import arr_coc
-from arr_coc import CHANNELS
+from arr_coc import CHANNELS, ARRCOCConfig, ARRCOCLayer, ARRCOCQwen
 from arr_coc.cli import app
 from arr_coc.config import EMBEDDED_MODEL
-from arr_coc.inference.load import SCOPE
+from arr_coc.inference.load import SCOPE, load_selector
 
 QUESTION = "where is the red square?"
 SCORES = {"information", "perspectival", "participatory"}
@@ -204,6 +204,7 @@ def test_conversions_are_told(pictures):
     assert len(look_json(pictures / "scene.png", QUESTION)["notes"]) == 1  # where the words come from, nothing else
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", ["red sign " * 2222 + "ab", "x" * 20_000, "猫" * 20_000, "a " * 10_000])
 def test_question_of_twenty_thousand_characters_works(pictures, question):
     assert len(question) == 20_000
@@ -348,7 +349,9 @@ def test_version_is_that_of_the_package():
 def test_help_names_what_there_is(arguments):
     result = invoke(*arguments)
     assert result.exit_code == 0
-    for name in ("look",) if len(arguments) == 1 else ("--out", "--channels", "--budget", "--json"):
+    for name in (
+        ("look",) if len(arguments) == 1 else ("--out", "--channels", "--budget", "--selector", "--mode", "--json")
+    ):
         assert name in result.stdout
 
 
@@ -455,6 +458,7 @@ def test_look_with_a_model_uses_its_tokens_and_words(pictures, checkpoint):
 
 SHAPES = Path(arr_coc.__file__).parent / "assets" / "examples" / "shapes.png"
 PURPLE = "what does the purple text say?"
+NEEDLE, SIGN = SHAPES.with_name("needle.png"), "what does the sign next to the black ring say?"
 
 
 def ask_embedded(*arguments):
@@ -515,3 +519,102 @@ def test_mistakes_with_the_embedded_model_are_one_line(arguments, says):
     assert_one_line(result)
     assert re.search(says, result.stderr)
     assert time.time() - begin < 15  # the Hub is not asked for what cannot be there
+
+
+# --- look shows what ask reads ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sparing(tmp_path_factory):
+    """A selector whose own budget is a tenth of the tokens."""
+    folder = tmp_path_factory.mktemp("selectors") / "sparing"
+    config = ARRCOCConfig(hidden_size=256, base_model_name_or_path="embedded", budget=0.1)
+    ARRCOCLayer(config).save_pretrained(folder)
+    return folder
+
+
+def test_the_budget_saved_with_a_selector_is_used_unless_another_is_given(sparing):
+    own = ask_embedded("--selector", sparing)
+    assert rows_of(own.stdout.split("\n", 1)[1])["tokens"] == "14 of 140 (budget 0.1)"
+    for command, facts in (
+        ("ask", json.loads(ask_embedded("--selector", sparing, "--json").stdout)),
+        ("look", look_json(SHAPES, PURPLE, "--selector", sparing)),
+    ):
+        assert (facts["tokens"]["used"], facts["budget"]) == (14, 0.1), command
+    given = json.loads(ask_embedded("--selector", sparing, "--budget", "0.5", "--json").stdout)
+    assert (given["tokens"]["used"], given["budget"]) == (70, 0.5)
+
+
+def test_saccades_have_a_budget_of_their_own(sparing):
+    facts = json.loads(invoke("ask", NEEDLE, SIGN, "--mode", "saccade", "--selector", sparing, "--json").stdout)
+    assert (facts["tokens"], facts["budget"]) == ({"full": 1024, "used": 529}, 529)
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    return ARRCOCQwen.from_pretrained()
+
+
+@pytest.mark.parametrize(
+    ("selector", "mode", "budget"),
+    [
+        (None, "prune", None),
+        (None, "prune", "20"),
+        (None, "saccade", None),
+        (None, "saccade", "0.3"),
+        (None, "weight", None),
+        ("visionzip", "prune", None),
+        ("fastv", "prune", "0.1"),
+    ],
+)
+def test_look_keeps_the_cells_that_ask_reads(embedded, selector, mode, budget):
+    # the budget of saccades covers all of a small picture
+    asked_about = (NEEDLE, SIGN) if (mode, budget) == ("saccade", None) else (SHAPES, PURPLE)
+    options = ["--mode", mode]
+    options += ["--selector", selector] if selector else []
+    options += ["--budget", budget] if budget else []
+    facts = look_json(*asked_about, *options, "--out", "drawn.png")
+    asked = json.loads(invoke("ask", *asked_about, *options, "--json").stdout)
+    for name in ("tokens", "budget", "strategy", "reason", "weights", "tensions"):
+        assert facts[name] == asked[name], name
+    vlm = ARRCOCQwen(embedded.model, embedded.processor, load_selector(selector, embedded.model))
+    answer = vlm.answer(*asked_about, mode=mode, budget=None if budget is None else json.loads(budget))
+    assert answer.text == asked["answer"]
+    (_, rows, columns), cells = answer.kept[0]
+    assert facts["grid"] == [rows, columns]
+    assert [row * columns + column for row, column in facts["kept"]] == cells.tolist()
+    assert Path("drawn.png").exists()
+
+
+def test_look_with_a_model_keeps_the_cells_that_ask_reads(pictures, checkpoint):
+    """A model that was trained with a chat template reads its question inside of it."""
+    facts = look_json(pictures / "scene.png", QUESTION, "--model", checkpoint)
+    vlm = ARRCOCQwen.from_pretrained(checkpoint)
+    (_, _, columns), cells = vlm.answer(pictures / "scene.png", QUESTION, max_new_tokens=1).kept[0]
+    assert [row * columns + column for row, column in facts["kept"]] == cells.tolist()
+
+
+def test_look_says_that_a_selector_has_no_relevance():
+    result = look(SHAPES, PURPLE, "--selector", "visionzip")
+    assert rows_of(result.stdout)["weights"] == "none: this selector gives no relevance"
+    facts = look_json(SHAPES, PURPLE, "--selector", "visionzip")
+    assert (facts["weights"], facts["tensions"]) == (None, None)
+    assert len(facts["kept"]) == 35
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--selector", "oracle"], "oracle must be told where to look"),
+        (["--selector", "downsample"], "downsample shrinks the picture instead of choosing cells"),
+        (["--selector", "rondom"], "no selector is named 'rondom'"),
+        (["--selector", "visionzip", "--channels", "core"], "visionzip does not read the channels 'core'"),
+        (["--selector", "visionzip", "--mode", "weight"], "weight"),
+        (["--mode", "full"], "`--mode` must be one of prune, saccade, weight, got 'full'"),
+    ],
+)
+def test_what_look_cannot_show_is_refused(options, said):
+    result = invoke("look", SHAPES, PURPLE, *options)
+    assert_one_line(result)
+    assert said in result.stderr
+    assert os.listdir() == []

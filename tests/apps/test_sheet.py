@@ -221,6 +221,29 @@ def test_sheet_needs_the_details():
         draw_sheet(image, "red", answer_of(dataclasses.replace(answer.output, texture=None)))
 
 
+def test_without_relevance_the_sheet_says_so_in_one_line(written):
+    image, answer = looked_at(4, 4, "core")
+    draw_sheet(image, "red", dataclasses.replace(answer, outputs=(None,), strategy="visionzip"), ("a footnote",))
+    texts = [text for _, text, _ in written]
+    assert texts.count("this selector gives no relevance, so there are no maps to show") == 1
+    assert "kept: 4 of 16 tokens" in texts
+    assert "relevance" not in texts
+
+
+def test_saccades_are_drawn_sharp_on_a_blurred_picture(written):
+    image, answer = looked_at(6, 6, "core")
+    gaze = dataclasses.replace(answer, strategy="saccade", tokens=TokenCount(36, len(answer.kept[0][1]) + 4))
+    sheet = draw_sheet(image, "red", gaze)
+    assert "read: gestalt of 4 tokens, 9 of 36 cells sharp" in [text for _, text, _ in written]
+    assert sheet.tobytes() != draw_sheet(image, "red", answer).tobytes()
+
+
+def test_weighted_tokens_all_stay(written):
+    image, answer = looked_at(4, 4, "core", budget=16)
+    draw_sheet(image, "red", dataclasses.replace(answer, strategy="weight"))
+    assert "kept: all 16 tokens, scaled by relevance" in [text for _, text, _ in written]
+
+
 # --- where it goes ---------------------------------------------------------------------------------------------------
 
 

@@ -155,7 +155,8 @@ def _print_look(facts: dict[str, Any]) -> None:
             table.add_row(name, ", ".join(f"{label} {value:.2f}" for label, value in facts[name].items()))
     if facts["weights"] is None:
         table.add_row("weights", "none: this selector gives no relevance")
-    table.add_row("words", " ".join(facts["words"]))
+    if facts["words"]:  # selectors inside the language model read the whole prompt
+        table.add_row("words", " ".join(facts["words"]))
     for note in facts["notes"]:
         table.add_row("note", note)
     console.print(table)

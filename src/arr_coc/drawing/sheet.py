@@ -35,8 +35,8 @@ def draw_sheet(image: Image.Image, question: str, answer: Answer, footnotes: tup
     lines = [f"strategy {answer.strategy}: {answer.reason}"]
     if output is None:
         lines.append("this selector gives no relevance, so there are no maps to show")
-        blocks = [([("the picture", image), _tile_of_read(image, answer)], _LARGE)]
-        return _compose(question, lines, blocks, image.height / image.width, footnotes)
+        tiles = [("the picture", image), _tile_of_read(image, answer)]
+        return _compose(question, lines, [(tiles, len(tiles))], image.height / image.width, footnotes)
     if output.texture is None:
         raise ValueError("the sheet shows every channel; ask with `details=True`")
     grid = (rows, columns)
