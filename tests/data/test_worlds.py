@@ -145,6 +145,7 @@ def test_counts_are_counts():
     assert "how many blue things are there?" not in asked  # a text is blue
 
 
+@pytest.mark.slow
 def test_counts_are_spread_and_no_answer_can_be_guessed():
     for kind in ("count_shape", "count_color"):
         counted = [make_example("scenes", split_seed("validation", index), kind).answer for index in range(150)]

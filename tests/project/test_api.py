@@ -1,4 +1,4 @@
-"""The public API and the order of the files, so that neither changes by accident."""
+"""The public API, so that it does not change by accident."""
 
 import ast
 import subprocess
@@ -16,16 +16,16 @@ PUBLIC = {
     "ARRCOCOutput": "(tokens, indices, mask, budgets, num_kept, expected_tokens, relevance, scores, weights, "
     "tensions, strategy, reason, texture, word_pull)",
     "ARRCOCQwen": "(model, processor, selector, *, mode, budget, query_layers, on_error, gaze)",
-    "Answer": "(text, outputs, kept, tokens, strategy, reason, timings_ms)",
+    "Answer": "(text, outputs, kept, tokens, strategy, reason, timings_ms, words, budget)",
     "Attachment": "(model, selector, settings)",
     "ChatTokens": "(start, end, user, newline)",
     "Gaze": "(*, gestalt, overlap, fixation, order, compress)",
     "LanguageSelector": "()",
     "PictureSelector": "()",
     "PreviousFrame": "(picture, relevance, age, fixations)",
-    "Selection": "(indices, features, deepstack, gate, output)",
+    "Selection": "(indices, features, deepstack, gate, output, order)",
     "TokenSelector": "()",
-    "VisualQuery": "(tokens, grid, words, cells, picture, attention_reader, key_reader, deepstack)",
+    "VisualQuery": "(tokens, grid, words, cells, picture, attention_reader, key_reader, deepstack, details)",
     "__version__": "str",
     "attach": "(model, selector, *, mode, budget, query_layers, chat, on_error, gaze)",
     "create_selector": "(name, **kwargs)",

@@ -60,8 +60,9 @@ def test_every_file_it_names_exists(name):
         assert any((base / file).exists() for base in (ROOT, ROOT / "src" / "arr_coc")), file
 
 
-def test_the_map_names_every_module():
+def test_the_map_names_every_part_of_the_package():
     contributing = (ROOT / "CONTRIBUTING.md").read_text()
     source = ROOT / "src" / "arr_coc"
-    for path in source.rglob("[a-z]*.py"):
-        assert f"`{path.relative_to(source)}`" in contributing, path
+    parts = [path.name for path in source.glob("[a-z]*.py")]
+    parts += [f"{path.parent.name}/" for path in source.glob("*/__init__.py")]
+    assert [part for part in parts if part not in contributing] == []

@@ -360,6 +360,7 @@ def test_cdpruner_goes_on_where_no_volume_is_left():
     assert len(set(selection.indices.tolist())) == 216
 
 
+@pytest.mark.slow
 def test_linear_has_a_hundred_numbers_and_looks_better_than_chance():
     model, processor = load_model("embedded", dtype=torch.float32), load_processor("embedded")
     opened, task = Opened(model, processor), open_task("camouflage", 6, 256)

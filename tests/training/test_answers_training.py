@@ -69,7 +69,7 @@ def test_the_toy_is_right_if_and_only_if_it_reads_the_asked_thing(toy, held):
 
 @pytest.mark.parametrize(
     "estimator",
-    [pytest.param(name, marks=() if name in ("gate", "none") else pytest.mark.slow) for name in ESTIMATORS],
+    [pytest.param(name, marks=() if name == "gate" else pytest.mark.slow) for name in ESTIMATORS],
 )
 def test_four_estimators_learn_from_answers_and_none_does_not(estimator, toy, held):
     torch.manual_seed(0)
@@ -200,6 +200,7 @@ def run(out, say=None, **settings):
     return train(TrainConfig(["scenes/color"], out, "answers", **settings), say)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["gate", "reinforce"])
 def test_a_run_on_the_embedded_model_is_resumed_exactly(estimator, tmp_path, monkeypatch):
     small(monkeypatch)

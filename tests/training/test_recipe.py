@@ -94,6 +94,7 @@ def test_the_processor_opens_from_a_directory_and_knows_its_chat(recipe, tmp_pat
     assert inputs["image_grid_thw"].tolist() == [[1, 8, 12]]
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_fast_path_is_the_model_with_each_question_by_itself(recipe, tokenizer):
     parts, data, fast, _ = recipe
