@@ -53,6 +53,7 @@ def read_lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_every_question_is_asked_of_every_selector_at_every_budget(finished):
     rows = read_lines(finished / RECORDS)
     by = {(row["selector"], row["budget"]) for row in rows}
@@ -74,6 +75,7 @@ def test_every_question_is_asked_of_every_selector_at_every_budget(finished):
     assert sum("overlap" in row for row in rows) > 2
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_asking_one_by_one(finished):
     model, processor = load_model("embedded", dtype=torch.float32), load_processor("embedded")
     samples = [make_example("scenes", split_seed("test", number), None, (256, 256)) for number in range(3)]
@@ -86,6 +88,7 @@ def test_answers_are_those_of_asking_one_by_one(finished):
         assert [row["answer"] for row in rows if row["selector"] == name] == expected
 
 
+@pytest.mark.slow
 def test_times_have_every_stage_and_the_cache_is_as_long_as_what_was_read(finished):
     rows = {(row["selector"], row["budget"]): row for row in read_lines(finished / "times.jsonl")}
     assert ("oracle", "16") not in rows
@@ -97,6 +100,7 @@ def test_times_have_every_stage_and_the_cache_is_as_long_as_what_was_read(finish
     assert ours < fast < full
 
 
+@pytest.mark.slow
 def test_the_report_needs_nothing_else_and_says_what_it_stands_on(finished):
     page, text = (finished / "report.html").read_text(), (finished / "report.md").read_text()
     assert not re.search(r"(src|href)=\"(?!data:)", page)
@@ -125,6 +129,7 @@ def test_a_run_that_was_killed_goes_on_and_reports_the_same(finished, tmp_path, 
     assert (out / "report.md").read_text() == (finished / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_finished_run_asks_nothing_again(finished, monkeypatch, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(finished, out)
@@ -133,6 +138,7 @@ def test_a_finished_run_asks_nothing_again(finished, monkeypatch, tmp_path):
     assert call(*ARGUMENTS, "--out", out).exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_directory_that_was_begun_otherwise_is_refused(finished):
     result = call(*ARGUMENTS[:-2], "--batch", "3", "--out", finished)
     assert result.exit_code == 2
@@ -219,8 +225,8 @@ def test_shared_encodings_give_what_encoding_alone_gives():
         shared = {one.name: run_contender(opened, family, inputs, one, "0.25", True) for one in contenders}
     assert len(calls) == 2  # the picture, and the smaller one of `downsample`
     for name, one in alone.items():
-        assert one.answers == shared[name].answers
-        assert one.tokens == shared[name].tokens
+        assert torch.equal(one.generated, shared[name].generated)
+        assert one.used == shared[name].used
     assert "encode" not in vars(family)
 
 

@@ -32,6 +32,7 @@ from arr_coc.inference.session import Session
 from arr_coc.pixels.mipmaps import build_mipmaps
 from arr_coc.prompting.settings import Settings
 from arr_coc.texture import describe
+from arr_coc.training.estimators import EstimatingSelector
 
 CELL = PATCH * MERGE
 LARGE = [("text", 4), ("image", (1, 24, 40)), ("text", 6)]  # 12 x 20 cells
@@ -534,3 +535,33 @@ def test_merging_leaves_alone_what_differs_and_what_the_question_points_to():
     assert sizes[owner[4, 4]] < sizes.max()
     assert sizes.max() == 64
     assert torch.equal(merged.share.sum(dim=0) > 0, torch.ones(1024, dtype=torch.bool))  # nothing is lost
+
+
+@pytest.mark.parametrize("estimator", ["gate", "none"])
+def test_training_reads_the_cells_that_deployment_reads(estimator):
+    """Dropped tokens of the gestalt make room for further saccades in both."""
+    model = tiny_model("qwen3_vl")
+    layer = ARRCOCLayer(ARRCOCConfig.for_model(model)).eval()
+    inputs = inputs_for("qwen3_vl", [("text", 4), ("image", (1, 32, 32)), ("text", 6)])
+    settings = Settings(mode="saccade", budget=160, gaze=Gaze(gestalt=64, overlap="drop"), on_error="raise")
+    family = open_family(model)
+    deployed, trained = (
+        Session(family, selector, settings).prepare(inputs)
+        for selector in (layer, EstimatingSelector(layer, estimator))
+    )
+    assert len(deployed.kept[0][1]) > 160 - 64  # more than fits beside the whole gestalt
+    assert trained.kept[0][1].tolist() == deployed.kept[0][1].tolist()
+    assert trained.used == deployed.used
+
+
+def test_draws_are_read_in_the_order_of_the_draw():
+    model = tiny_model("qwen3_vl")
+    layer = ARRCOCLayer(ARRCOCConfig.for_model(model)).eval()
+    inputs = inputs_for("qwen3_vl", [("text", 4), ("image", (1, 32, 32)), ("text", 6)])
+    settings = Settings(mode="saccade", budget=160, gaze=Gaze(gestalt=64, overlap="drop"), on_error="raise")
+    drawing = EstimatingSelector(layer, "gumbel", generator=torch.Generator().manual_seed(0))
+    run = Session(open_family(model), drawing, settings).prepare(inputs)
+    assert len(run.kept[0][1]) > 160 - 64
+    chosen = torch.tensor([7, 2, 9])
+    selection = Selection(indices=chosen.sort().values, order=chosen.argsort().argsort())
+    assert selection.by_relevance().tolist() == [7, 2, 9]

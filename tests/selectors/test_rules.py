@@ -13,7 +13,16 @@ from tiny_directory import photo, processed, write_checkpoint
 from tiny_models import CLIP, FAMILIES, HIDDEN, IMAGE, MIXED, QWEN, SMALL, TEXT, TWO_IMAGES, inputs_for, tiny_model
 from transformers import AutoModelForImageTextToText
 
-from arr_coc import ARRCOCConfig, ChatTokens, PictureSelector, VisualQuery, create_selector, list_selectors, prepare
+from arr_coc import (
+    ARRCOCConfig,
+    ChatTokens,
+    PictureSelector,
+    VisualQuery,
+    attach,
+    create_selector,
+    list_selectors,
+    prepare,
+)
 from arr_coc.config import cell_count
 from arr_coc.families.family import open_family
 from arr_coc.prompting.layout import read_prompt
@@ -216,3 +225,28 @@ def test_real_processor_output_reaches_the_selector_as_the_picture_it_was(family
     torch.testing.assert_close(seen[-1].picture[0], expected, atol=1e-5, rtol=0)
     asked = processor.tokenizer("what color is it?", return_tensors="pt", add_special_tokens=False)["input_ids"][0]
     assert torch.equal(seen[-1].words, model.get_input_embeddings()(asked))
+
+
+def test_random_keeps_other_cells_in_every_picture_and_the_same_again():
+    pictures = torch.rand(40, 1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    queries = [VisualQuery(torch.zeros(64, 4), (1, 8, 8), torch.ones(1, 4), picture=picture) for picture in pictures]
+    first, again, other = (
+        [selection.indices.tolist() for selection in create_selector("random", seed=seed).select(queries, 16)]
+        for seed in (0, 0, 1)
+    )
+    assert first == again
+    assert first != other
+    assert len({tuple(cells) for cells in first}) > 30
+    counts = torch.zeros(64).index_add(0, torch.tensor(first).flatten(), torch.ones(40 * 16))
+    assert counts.min() > 0  # over many pictures every cell has its turn
+    # the expected number is 10 of 40
+    assert counts.max() < 25
+
+
+def test_random_is_random_in_a_model_too():
+    model = tiny_model("qwen3_vl")
+    inputs = inputs_for("qwen3_vl", [("image", (1, 16, 16)), ("text", 3), ("image", (1, 16, 16)), ("text", 5)])
+    with torch.no_grad(), attach(model, create_selector("random"), budget=16) as run:
+        model(**inputs)
+    (_, first), (_, second) = run.kept
+    assert first.tolist() != second.tolist()

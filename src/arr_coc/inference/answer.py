@@ -16,7 +16,14 @@ from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, Budget, Grid
 from arr_coc.families.family import open_family
 from arr_coc.gaze.plan import Gaze
 from arr_coc.inference.attach import Calls, Replacement
-from arr_coc.inference.load import find_base, load_model, load_processor, load_selector
+from arr_coc.inference.load import (
+    find_base,
+    has_adapter,
+    load_adapter,
+    load_model,
+    load_processor,
+    load_selector,
+)
 from arr_coc.inference.messages import Message, Shown, check_messages, make_inputs, make_messages, put_stand_ins
 from arr_coc.inference.session import Run, Session
 from arr_coc.prompting.question import ChatTokens
@@ -184,7 +191,8 @@ class ARRCOCQwen(nn.Module):
                 base it records. By default, and as `"embedded"`, the embedded model.
             selector (`str`, `Path` or selector, *optional*): a registered name, a directory, a Hub id, or a selector
                 itself. By default the one that comes with the embedded model; for others the untrained layer, which
-                is said in the log.
+                is said in the log. One that was trained with LoRA brings its matrices along, one that was trained
+                with the base's last layers brings that base.
             mode, budget, query_layers, on_error: as in [`prepare`].
             dtype, device_map, attn_implementation, revision: of the base, as in transformers; the embedded model is
                 opened in float32 unless a dtype is named.
@@ -200,6 +208,8 @@ class ARRCOCQwen(nn.Module):
         attention = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
         processor = load_processor(base, **of_base)
         model = load_model(base, dtype=dtype, **placed, **attention, **of_base, **model_kwargs).requires_grad_(False)
+        if has_adapter(selector, **hub):
+            model = load_adapter(model, selector, **hub)  # type: ignore[arg-type]  # a name, not a selector
         opened = load_selector(selector, model, **hub)
         return cls(model, processor, opened, mode=mode, budget=budget, query_layers=query_layers, on_error=on_error)
 

@@ -34,6 +34,8 @@ SCOPE = (
     "forms, and whether there is a dog, asked in small letters about one picture; anything else gets an answer, but "
     "not a true one"
 )
+# Where a run that was trained with LoRA keeps its matrices, beside the selector.
+ADAPTER = "adapter"
 _HUB = ("revision", "cache_dir", "local_files_only", "token")
 
 
@@ -126,6 +128,41 @@ def recorded_base(directory_or_id: str | Path, **hub: Any) -> str | None:
     return str(values.get("base_model_name_or_path") or "")
 
 
+def tuned_base(place: str | Path) -> str | None:
+    """The base whose last layers were trained with a selector, which a run saves whole beside it."""
+    saved = Path(place) / "base"
+    return str(saved) if (saved / "config.json").is_file() else None
+
+
+def has_adapter(selector: str | Path | Selector | None, **hub: Any) -> bool:
+    """Whether a selector was trained together with LoRA matrices on its base, which are saved beside it."""
+    if not isinstance(selector, str | Path) or str(selector) in (*list_selectors(), EMBEDDED):
+        return False
+    try:
+        find_file(selector, f"{ADAPTER}/adapter_config.json", hub)
+    except OSError:
+        return False
+    return True
+
+
+def load_adapter(model: nn.Module, selector: str | Path, **hub: Any) -> nn.Module:
+    """The base with the LoRA matrices that were trained together with a selector, frozen."""
+    try:
+        from peft import PeftModel
+    except ImportError:
+        raise ValueError(f"{selector} was trained with LoRA, which needs peft; install arr-coc[train]") from None
+    where = {"model_id": str(selector), "subfolder": ADAPTER, **hub}
+    if Path(selector).is_dir():
+        where = {"model_id": str(Path(selector) / ADAPTER)}
+    try:
+        tuned: Any = PeftModel.from_pretrained(model, **where)
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        reason = " ".join(str(error).split()).split(". ")[0]
+        raise ValueError(f"the LoRA matrices of {selector} do not fit this base: {reason}") from None
+    plain: nn.Module = tuned.requires_grad_(False).eval()
+    return plain
+
+
 def find_base(
     base: str | Path | None, selector: str | Path | Selector | None, **hub: Any
 ) -> tuple[str | Path, str | Path | Selector | None]:
@@ -140,7 +177,7 @@ def find_base(
     if not isinstance(selector, str | Path):
         raise TypeError(f"`selector` must be a name, a directory, a Hub id or a selector, got {selector!r}")
     _check_place(selector)
-    recorded = recorded_base(selector, **hub)
+    recorded = tuned_base(selector) or recorded_base(selector, **hub)
     if not recorded:
         raise ValueError(f"{selector} is no selector that records its base model; name one with `base`")
     return recorded, selector
@@ -191,6 +228,11 @@ def load_selector(selector: str | Path | Selector | None, model: nn.Module, **hu
         opened = create_selector(str(selector))
     else:
         _check_place(selector)
+        if not hasattr(model, "peft_config") and has_adapter(selector, **hub):
+            raise ValueError(
+                f"{selector} was trained with LoRA on its base, which this model lacks; open both with "
+                "ARRCOCQwen.from_pretrained or `arr-coc ask --selector`"
+            )
         place = EMBEDDED_SELECTOR if str(selector) == EMBEDDED else selector
         opened = ARRCOCLayer.from_pretrained(place, **hub)
     for part in (opened, getattr(opened, "beside", None)):

@@ -1,7 +1,6 @@
-"""Selectors that need no paper; no result is worth reporting without them.
+"""Rules that read neither picture nor question; no result is worth reporting without them.
 
-`full` keeps all, `random`, `grid` and `centre` know nothing, `oracle` knows the answer's place, `downsample` is what
-every processor offers (a smaller picture), and `half-and-half` joins it with any of the others.
+`full` keeps everything, `random`, `grid` and `centre` know nothing, and `oracle` is told where the answer lies.
 """
 
 from __future__ import annotations
@@ -13,16 +12,19 @@ import torch
 from torch import Tensor
 
 from arr_coc.attending import spread_rank
-from arr_coc.config import Budget, Grid, cell_count
+from arr_coc.config import Budget, cell_count
+from arr_coc.pixels.mipmaps import Mipmaps
 from arr_coc.selectors.contract import InvalidSelectorError, Selection, TokenSelector, VisualQuery
 from arr_coc.selectors.per_picture import count_kept
 from arr_coc.selectors.registry import register_selector
 
 Box = Sequence[float]
+# Multiples of the golden ratio are spread evenly over [0, 1).
+_GOLDEN = (5**0.5 - 1) / 2
 
 
 class _Ranked(TokenSelector):
-    """Keeps the first K cells of an order that depends on the grid alone."""
+    """Keeps the first K cells of an order that does not depend on what the question asks."""
 
     needs_picture = False
 
@@ -31,12 +33,12 @@ class _Ranked(TokenSelector):
         selections = []
         for place, query in enumerate(queries):
             kept = count_kept(budget, cell_count(query.cells))
-            rank = self.rank(query.cells, query.tokens.device, place)
+            rank = self.rank(query, place)
             selections.append(Selection(indices=rank.argsort(stable=True)[:kept].sort().values))
         return selections
 
     @abstractmethod
-    def rank(self, cells: Grid, device: torch.device, place: int) -> Tensor:
+    def rank(self, query: VisualQuery, place: int) -> Tensor:
         """Rank `[N]` of each cell of one picture of the call, lowest first."""
 
 
@@ -55,33 +57,62 @@ class FullSelector(TokenSelector):
 
 @register_selector("random")
 class RandomSelector(_Ranked):
-    """Keeps cells at random; the same ones for the same seed and grid."""
+    """Keeps cells at random: others in every picture, and the same ones again for the same seed and picture.
+
+    Args:
+        seed (`int`, *optional*, defaults to 0): draws other cells.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc import VisualQuery, create_selector
+    >>> pictures = torch.rand(2, 1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    >>> queries = [VisualQuery(torch.zeros(64, 4), (1, 8, 8), torch.ones(1, 4), picture=one) for one in pictures]
+    >>> first, second = create_selector("random").select(queries, budget=8)
+    >>> first.indices.tolist() == second.indices.tolist()
+    False
+
+    ```
+    """
+
+    needs_picture = True  # two pictures of one size must not share a mask
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
 
-    def rank(self, cells: Grid, device: torch.device, place: int) -> Tensor:
-        """A random rank for each cell."""
+    def rank(self, query: VisualQuery, place: int) -> Tensor:
+        """A random rank for each cell, from the seed and a number that the picture's own pixels give."""
         generator = torch.Generator().manual_seed(self.seed)
-        return torch.rand(cell_count(cells), generator=generator).to(device)
+        drawn = torch.rand(cell_count(query.cells), generator=generator, dtype=torch.float64)
+        # squared and taken modulo 1, near numbers lie anywhere: the two together draw another order for each picture
+        return 1e6 * (drawn.to(query.tokens.device) + _fingerprint(query)).square() % 1
+
+
+def _fingerprint(query: VisualQuery) -> Tensor:
+    """A number in [0, 1) that differs from picture to picture, still on the device; without pixels, of the question."""
+    content = query.picture.cells if isinstance(query.picture, Mipmaps) else query.picture
+    values = (query.words if content is None else content).double().flatten()
+    weights = torch.arange(1, len(values) + 1, device=values.device, dtype=torch.float64) % 1009
+    return (1000 * values * weights).round().sum() * _GOLDEN % 1
 
 
 @register_selector("grid")
 class GridSelector(_Ranked):
     """Keeps cells spread evenly over the picture."""
 
-    def rank(self, cells: Grid, device: torch.device, place: int) -> Tensor:
+    def rank(self, query: VisualQuery, place: int) -> Tensor:
         """Rank in an evenly spread order."""
-        return spread_rank(cells, device)
+        return spread_rank(query.cells, query.tokens.device)
 
 
 @register_selector("centre")
 class CentreSelector(_Ranked):
     """Keeps the cells nearest to the middle of each frame."""
 
-    def rank(self, cells: Grid, device: torch.device, place: int) -> Tensor:
+    def rank(self, query: VisualQuery, place: int) -> Tensor:
         """Rank by distance from the middle."""
-        frames, rows, columns = cells
+        (frames, rows, columns), device = query.cells, query.tokens.device
         y = (torch.arange(rows, device=device) - (rows - 1) / 2) / rows
         x = (torch.arange(columns, device=device) - (columns - 1) / 2) / columns
         distance = y[:, None].square() + x[None].square()  # [h, w]
@@ -121,12 +152,12 @@ class OracleSelector(_Ranked):
         self.check(queries)
         return super().select(queries, budget)
 
-    def rank(self, cells: Grid, device: torch.device, place: int) -> Tensor:
+    def rank(self, query: VisualQuery, place: int) -> Tensor:
         """Below 1 where a box touches, else 1 and the distance in cells."""
-        frames, rows, columns = cells
+        (frames, rows, columns), device = query.cells, query.tokens.device
         boxes = torch.tensor([list(box) for box in self.boxes[place]], dtype=torch.float32).view(-1, 4)
         if not len(boxes):  # nowhere to look in particular
-            return spread_rank(cells, device)
+            return spread_rank(query.cells, device)
         scale = torch.tensor([columns, rows] * 2)
         low, high = (boxes * scale)[:, :2, None], (boxes * scale)[:, 2:, None]  # [n, 2, 1], in cells
         longest = max(rows, columns)
