@@ -1,4 +1,4 @@
-"""`python -m arr_coc` is the `arr-coc` command."""
+"""`python -m arr_coc` runs the `arr-coc` command."""
 
 from arr_coc.cli import main
 

@@ -1,4 +1,4 @@
-"""Line charts as SVG text: nothing to install, sharp at any size, readable in light and dark."""
+"""Line charts as SVG text: sharp at any size, readable in light and dark, and no library to install."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-# Okabe and Ito's palette, which the colour-blind can tell apart; dashes tell apart what shares a colour.
+# Okabe and Ito's palette, which the colour-blind can tell apart; lines that share a colour differ in their dashes.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f")
 DASHES = ("", "6 3", "2 3")
 WIDTH, HEIGHT = 640, 400
@@ -23,14 +23,17 @@ def line_chart(
     level: tuple[float, str] | None = None,
     ink: str = "currentColor",
 ) -> str:
-    """A chart of named lines over a logarithmic axis.
+    """Draw named lines over a logarithmic x axis.
 
     Args:
-        lines (`Mapping[str, Sequence[tuple[float, float]]]`): points of each line; x above 0.
-        x_label, y_label (`str`): what the axes are, with units.
-        strong (`str`, *optional*): the line that is drawn thicker.
-        level (`tuple[float, str]`, *optional*): a horizontal line and its name.
-        ink (`str`, *optional*): colour of axes and words.
+        lines (`Mapping[str, Sequence[tuple[float, float]]]`): points of each line by its name; x must be above 0.
+        x_label, y_label (`str`): labels of the axes, with units.
+        strong (`str`, *optional*): name of the line to draw thicker.
+        level (`tuple[float, str]`, *optional*): height and name of a horizontal line.
+        ink (`str`, *optional*, defaults to `"currentColor"`): colour of axes and text.
+
+    Returns:
+        `str`: the SVG.
 
     Example:
 
@@ -81,7 +84,7 @@ def line_chart(
             f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="{ink}" stroke-dasharray="1 4"/>'
             f'<text x="{LEFT + 6}" y="{y - 5:.1f}" font-style="italic">{escape(level[1])}</text>'
         )
-    names = sorted(lines, key=lambda name: name == strong)  # the strong one is drawn over the others
+    names = sorted(lines, key=lambda name: name == strong)  # the strong line is drawn last, over the others
     places = _spread({name: down(max(lines[name])[1]) for name in names if lines[name]})
     for name in names:
         if not lines[name]:
@@ -108,20 +111,20 @@ def line_chart(
 
 
 def _spread(wanted: Mapping[str, float], gap: float = 14.0) -> dict[str, float]:
-    """Heights of names near those wanted, but never closer than a line of text."""
-    found: dict[str, float] = {}
+    """Heights of the labels, as close to the wanted ones as possible without overlapping."""
+    placed: dict[str, float] = {}
     last = TOP - gap
     for name in sorted(wanted, key=lambda name: wanted[name]):
         last = max(wanted[name], last + gap)
-        found[name] = last
+        placed[name] = last
     last = HEIGHT - 4 + gap
-    for name in sorted(found, key=lambda name: -found[name]):  # what was pushed out at the bottom moves up again
-        last = min(found[name], last - gap)
-        found[name] = last
-    return found
+    for name in sorted(placed, key=lambda name: -placed[name]):  # labels below the bottom move up again
+        last = min(placed[name], last - gap)
+        placed[name] = last
+    return placed
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers between two, at most about eight."""
+    """Round numbers between two others, about eight at most."""
     every = [base * 10.0**power for power in range(-3, 7) for base in (1, 2, 5)]
     return [tick for tick in every if low * 0.999 <= tick <= high * 1.001] or [round(low, 2)]

@@ -1,7 +1,7 @@
-"""The homunculus: a picture redrawn so that every part has the area of the tokens that were spent on it.
+"""The homunculus: a picture redrawn so that the area of every part is in proportion to the tokens spent on it.
 
-A cartogram by diffusion: ink as dense as the tokens is let spread until it is even, and the picture flows along with
-it (Gastner and Newman, 2004, doi:10.1073/pnas.0400280101). Nothing leaves the frame: its edges are mirrors.
+It is a diffusion cartogram (Gastner and Newman, 2004, doi:10.1073/pnas.0400280101): token density diffuses until it is
+uniform, and the picture moves along with the flow. The edges are mirrors, so nothing leaves the frame.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from PIL import Image
 
 Floats = NDArray[np.float64]
 
-# Of a token, what a cell is given that has none: it is squeezed, but one still sees where it was.
+# Density of a cell without tokens, as a share of one token: it is squeezed, but stays visible.
 LEAST = 0.04
-_FINE = 96  # points of the longer side of the field
-_STEPS = 60
-_MOST = 30.0  # no cell is made denser than this many times the mean
+_FINE = 96  # points along the longer side of the density field
+_STEPS = 60  # of the integration
+_MOST = 30.0  # highest density, in multiples of the mean
 
 
 class Flow:
-    """Ink on a grid of mirrors that spreads with time.
+    """A density that diffuses with time on a grid with mirrors at its edges.
 
     Args:
-        density (`ndarray` of shape `[h, w]`): of the ink at first; positive.
+        density (`ndarray` of shape `[h, w]`): at time 0; positive.
     """
 
     def __init__(self, density: Floats) -> None:
@@ -36,17 +36,17 @@ class Flow:
         self.along = 2 * np.pi * np.fft.rfftfreq(2 * columns)[None]
 
     def speed(self, time: float, points: Floats) -> Floats:
-        """Where the ink under points `[2, n]` (rows, columns, in cells) flows at a time, in cells."""
+        """Velocity `[2, n]` of the flow at points `[2, n]` (rows, columns) at a given time, in cells."""
         wave = self.wave * np.exp(-(self.down**2 + self.along**2) * time)
         fields = [wave, 1j * self.down * wave, 1j * self.along * wave]
-        ink, falls, right = (np.fft.irfft2(field, s=(2 * self.shape[0], 2 * self.shape[1])) for field in fields)
-        # at the mirrors themselves nothing flows across
-        seen = [_sample(field, points - 0.5) for field in (ink, falls, right)]
-        return -np.stack(seen[1:]) / np.maximum(seen[0], 1e-9)
+        # the density and its gradient along rows and columns, each [2h, 2w]
+        density, down, along = (np.fft.irfft2(field, s=(2 * self.shape[0], 2 * self.shape[1])) for field in fields)
+        values = [_sample(field, points - 0.5) for field in (density, down, along)]
+        return -np.stack(values[1:]) / np.maximum(values[0], 1e-9)
 
 
 def _sample(field: Floats, places: Floats) -> Floats:
-    """Values of a periodic field `[2h, 2w]` between its points."""
+    """Values of a periodic field `[2h, 2w]` at places between its points, by bilinear interpolation."""
     low = np.floor(places).astype(int)
     share = places - low
     rows, columns = (np.stack([low[axis], low[axis] + 1]) % field.shape[axis] for axis in (0, 1))
@@ -56,10 +56,10 @@ def _sample(field: Floats, places: Floats) -> Floats:
 
 
 def flow_back(density: Floats, points: Floats) -> Floats:
-    """Where points `[2, n]` (rows, columns, in cells) of the even ink came from."""
+    """Where points `[2, n]` (rows, columns, in cells) of the uniform density came from."""
     flow = Flow(density)
     longest = max(density.shape)
-    # small times first: dense ink moves fast, and the farthest wave dies last
+    # short steps first: high densities move fast, and long waves die last
     times = np.geomspace(1e-2, 2 * longest**2 / np.pi**2, _STEPS) - 1e-2
     for after, before in zip(times[::-1], times[-2::-1], strict=False):
         step = after - before
@@ -72,14 +72,19 @@ def flow_back(density: Floats, points: Floats) -> Floats:
 
 
 def spread_tokens(tokens: Floats) -> Floats:
-    """The density `[h, w]` of the ink for tokens spent in each cell, mean 1."""
+    """The density `[h, w]`, with mean 1, for the number of tokens spent on each cell."""
     density = np.maximum(tokens, LEAST)
     density = np.minimum(density / density.mean(), _MOST)
     return np.asarray(density / density.mean())
 
 
 def draw_homunculus(image: Image.Image, tokens: Floats, side: int = 720) -> Image.Image:
-    """Redraw a picture with areas in proportion to tokens `[h, w]`, `side` pixels along its longer side.
+    """Redraw a picture so that areas are in proportion to tokens.
+
+    Args:
+        image (`PIL.Image.Image`): the picture.
+        tokens (`ndarray` of shape `[h, w]`): spent on each cell.
+        side (`int`, *optional*, defaults to 720): longest side of the drawing in pixels.
 
     Example:
 
@@ -102,10 +107,12 @@ def draw_homunculus(image: Image.Image, tokens: Floats, side: int = 720) -> Imag
         return image.resize(size, Image.Resampling.LANCZOS)
     rows, columns = density.shape
     down, along = (np.linspace(0, count, count + 1) for count in (rows, columns))
-    points = np.stack(np.meshgrid(down, along, indexing="ij")).reshape(2, -1)  # corners of the new picture's cells
+    points = np.stack(np.meshgrid(down, along, indexing="ij")).reshape(
+        2, -1
+    )  # [2, n]: corners of the cells of the new picture
     source = flow_back(density, points).reshape(2, rows + 1, columns + 1)
     scale = np.array([image.height / rows, image.width / columns])[:, None, None]
-    corners = (source * scale)[::-1]  # [x, y] in the picture as it is, so that what grows stays sharp
+    corners = (source * scale)[::-1]  # [x, y] in pixels of the original, so that what grows stays sharp
     x = np.round(np.linspace(0, size[0], columns + 1)).astype(int)
     y = np.round(np.linspace(0, size[1], rows + 1)).astype(int)
     mesh = []
@@ -120,6 +127,6 @@ def draw_homunculus(image: Image.Image, tokens: Floats, side: int = 720) -> Imag
 
 
 def _refine(density: Floats) -> Floats:
-    """The same density on about `_FINE` points a side, each cell of as many points."""
+    """The same density on a finer grid of about `_FINE` points a side."""
     by = max(1, round(_FINE / max(density.shape)))
     return np.asarray(np.kron(density, np.ones((by, by))), dtype=np.float64)

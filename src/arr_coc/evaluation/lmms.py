@@ -1,7 +1,7 @@
-"""The model that lmms-eval knows as `arr_coc`: its tasks, answered from the tokens that a selector chose.
+"""The model `arr_coc` of lmms-eval: its tasks are answered from the tokens that a selector keeps.
 
-lmms-eval finds [`manifest`] by the entry point `lmms_eval.models`. Nothing else in this package imports this module,
-which can be imported without lmms-eval too.
+lmms-eval finds [`manifest`] through the entry point `lmms_eval.models`. The rest of the package does not import this
+module. It can be imported without lmms-eval.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ try:
 except ModuleNotFoundError:
     LMM = object
 
-# What lmms-eval puts between examples, and as the end of an answer where a task names none; not an end for its own
-# Qwen models either, whose answers have paragraphs.
+# lmms-eval's separator between examples, and its default end of an answer. Like its own Qwen models, we do not stop
+# there: answers may have paragraphs.
 BETWEEN_EXAMPLES = "\n\n"
 SAMPLING = ("temperature", "top_p", "top_k")
 
 
 def manifest() -> Any:
-    """What the entry point gives lmms-eval: the model's name and where its class lies."""
+    """The entry point of lmms-eval: the name of the model and the path of its class."""
     from lmms_eval.models.registry_v2 import ModelManifest  # type: ignore[import-not-found]
 
     return ModelManifest(model_id="arr_coc", simple_class_path=f"{__name__}.{ARRCOCModel.__name__}")
 
 
 class ARRCOCModel(LMM):  # type: ignore[misc]
-    """An [`ARRCOCQwen`] as lmms-eval asks it: one request at a time, the pictures first, then the text.
+    """An [`ARRCOCQwen`] for lmms-eval: one request at a time, the pictures first, then the text.
 
-    A selection that fails ends the run: a score must not be of tokens that were not selected.
+    A selection that fails ends the run, so that no score comes from tokens that were not selected.
 
     Args:
-        pretrained, selector (`str`, *optional*): the base and what chooses its tokens, as in
-            [`ARRCOCQwen.from_pretrained`]; by default the embedded model and its selector.
-        budget (`int`, `float` or `"auto"`, *optional*): visual tokens per picture; by default the selector's own, and
-            529 in mode `"saccade"`.
+        pretrained, selector (`str`, *optional*): the model and its selector, as in [`ARRCOCQwen.from_pretrained`];
+            by default the embedded model and its selector.
+        budget (`int`, `float` or `"auto"`, *optional*): visual tokens per picture; by default the selector's own,
+            or 529 in mode `"saccade"`.
         mode (`str`, *optional*, defaults to `"prune"`): as in [`ARRCOCQwen.answer`]; `"full"` is the plain model.
-        device (`str`, *optional*): by default the process's own GPU, or the CPU where there is none.
-        dtype (`str`, *optional*, defaults to `"auto"`): of the model.
-        batch_size (`int`, *optional*, defaults to 1): lmms-eval names it always; only 1 is taken.
-        max_new_tokens (`int`, *optional*, defaults to 128): for tasks that name no length themselves.
+        device (`str`, *optional*): by default the GPU of this process, or the CPU if there is none.
+        dtype (`str`, *optional*, defaults to `"auto"`): data type of the model.
+        batch_size (`int`, *optional*, defaults to 1): lmms-eval always passes it; only 1 is accepted.
+        max_new_tokens (`int`, *optional*, defaults to 128): for tasks that set no length themselves.
     """
 
     is_simple = True
@@ -73,7 +73,7 @@ class ARRCOCModel(LMM):  # type: ignore[misc]
         if mode not in get_args(AnswerMode):
             raise ValueError(f"`mode` must be one of {', '.join(get_args(AnswerMode))}, got {mode!r}")
         if selector == "oracle":
-            raise ValueError("oracle must be told where to look, which lmms-eval cannot; use another selector")
+            raise ValueError("oracle must be told where to look, which lmms-eval cannot do; use another selector")
         if str(batch_size) != "1":
             raise ValueError(f"`batch_size` must be 1, got {batch_size}: requests are answered one at a time")
         if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
@@ -83,7 +83,7 @@ class ARRCOCModel(LMM):  # type: ignore[misc]
         self._max_new_tokens = max_new_tokens
         self._device = find_device(device)
         self._rank, self._world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        # lmms-eval frees the memory of attributes that are modules
+        # an attribute, because lmms-eval frees the memory of attributes that are modules
         self.vlm = ARRCOCQwen.from_pretrained(
             None if pretrained is None else str(pretrained),
             None if selector is None else str(selector),
@@ -94,23 +94,23 @@ class ARRCOCModel(LMM):  # type: ignore[misc]
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model."""
         return self._device
 
     @property
     def batch_size(self) -> int:
-        """Requests at a time."""
+        """Number of requests answered at a time."""
         return 1
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
-        """Answers to requests, in their order; says beside its bar how many visual tokens were read.
+        """Answer requests in their order; the progress bar shows how many visual tokens were read.
 
         Args:
-            requests (`Sequence[Instance]`): with `args`: the text, what is asked of the generation, the function that
-                takes the pictures out of a document, and the document's number, task and split.
+            requests (`Sequence[Instance]`): each with `args`: the text, generation options, a function that takes the
+                pictures out of a document, and the document's number, task and split.
         """
         texts = []
-        read = full = 0
+        used = full = 0
         columns = (*Progress.get_default_columns(), TextColumn("{task.fields[tokens]}"))
         with Progress(*columns, console=Console(stderr=True), disable=self.rank != 0) as bar:
             shown = bar.add_task("arr_coc", total=len(requests), tokens="")
@@ -118,46 +118,46 @@ class ARRCOCModel(LMM):  # type: ignore[misc]
                 text, generation, pictures_of, number, task, split = request.args
                 answer = self._answer(text, pictures_of(self.task_dict[task][split][number]), generation)
                 texts.append(cut_at(answer.text, generation.get("until")))
-                read, full = read + answer.tokens.used, full + answer.tokens.full
-                bar.update(shown, advance=1, tokens=f"{read} of {full} visual tokens")
+                used, full = used + answer.tokens.used, full + answer.tokens.full
+                bar.update(shown, advance=1, tokens=f"{used} of {full} visual tokens")
         return texts
 
     def _answer(self, text: str, pictures: Iterable[Any] | None, generation: Mapping[str, Any]) -> Answer:
-        """One answer; a text without a picture is answered too."""
+        """Answer one request; it may have no picture."""
         shown = [{"type": "image", "image": picture} for picture in pictures or ()]
-        # the places of pictures in a text are left out, as lmms-eval's own Qwen models do
+        # placeholders of pictures in the text are removed, as lmms-eval's own Qwen models do
         asked = {"type": "text", "text": text.replace("<image>", "").strip()}
         options = {"max_new_tokens": self._max_new_tokens, **generation_options(generation)}
         message = {"role": "user", "content": [*shown, asked]}
         return self.vlm.answer([message], budget=self._budget, mode=self._mode, **options)
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-        """Not there: what is measured is answers."""
+        """Not supported: only answers are measured."""
         raise NotImplementedError("arr_coc gives no likelihoods; choose tasks whose output_type is generate_until")
 
     def generate_until_multi_round(self, requests: Sequence[Any]) -> list[str]:
-        """Not there: every request is asked once."""
+        """Not supported: every request is asked once."""
         raise NotImplementedError("arr_coc answers in one round; choose tasks whose output_type is generate_until")
 
 
 def find_device(device: str | None) -> torch.device:
-    """The device that is meant; of several processes each gets its own GPU."""
+    """The device by its name; `"cuda"` gives each of several processes its own GPU."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        found = torch.device(device)
+        place = torch.device(device)
     except (RuntimeError, TypeError):
         raise ValueError(f"`device` must be one of torch's, such as cpu, cuda or cuda:0, got {device!r}") from None
-    if found.type == "cuda" and not torch.cuda.is_available():
+    if place.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"`device` is {device}, but torch finds no GPU; use cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if device == "cuda" else found
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if device == "cuda" else place
 
 
 def generation_options(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """What a task asks of the generation, as `generate` takes it: greedy unless it names a temperature above 0.
+    """A task's generation options in the form of `generate`: greedy unless the temperature is above 0.
 
     Args:
-        generation (`Mapping`): a task's `generation_kwargs`; what is not of `generate` has no effect.
+        generation (`Mapping`): `generation_kwargs` of the task; options that `generate` does not know are ignored.
 
     Example:
 
@@ -175,7 +175,7 @@ def generation_options(generation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cut_at(text: str, until: str | Iterable[str] | None) -> str:
-    """The text before the first of the strings that end it.
+    """Cut a text at the first of the strings that end it.
 
     Example:
 
