@@ -35,7 +35,7 @@ def demo(
         "votes.jsonl"
     ),
 ) -> None:
-    """Open a page in the browser that shows where the model looks, and why. Ctrl-C ends it."""
+    """Serve a page that shows where the model looks, and why. Ctrl-C ends it."""
     with one_line_errors():
         status = Console(stderr=True, highlight=False).status("opening the model and the page")
         status.start()

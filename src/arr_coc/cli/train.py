@@ -28,7 +28,12 @@ def train(
         ),
     ],
     out: Annotated[Path, typer.Option(help="Directory of the run.")],
-    stage: Annotated[str, typer.Option(help="proxy (learn from boxes and maps), answers, or hard.")] = "proxy",
+    stage: Annotated[
+        str,
+        typer.Option(
+            help="proxy (from boxes and maps), answers (from what the model answers), or hard (hard examples twice)."
+        ),
+    ] = "proxy",
     base: Model = None,
     start: Annotated[Path | None, typer.Option(help="Selector to start from. [default: an untrained layer]")] = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 1000,
@@ -52,7 +57,7 @@ def train(
     ] = 0,
     mode: Annotated[str, typer.Option(help="answers, hard: prune or saccade.")] = "prune",
     compress: Annotated[
-        str | None, typer.Option(help="saccade: compress the gestalt by pool, merge or conv, and train that too.")
+        str | None, typer.Option(help="saccade: compress the gestalt by pool, merge or conv; conv is trained.")
     ] = None,
     dtype: Annotated[str, typer.Option(help="answers, hard: data type of the model, float32 or bfloat16.")] = "float32",
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 200,

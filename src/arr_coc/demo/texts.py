@@ -6,7 +6,7 @@ from html import escape
 
 import numpy as np
 
-from arr_coc.demo.drawings import encode_map
+from arr_coc.demo.drawings import Cell, encode_map
 from arr_coc.demo.snapshot import Maps, Snapshot
 
 MODE_HELP = (
@@ -97,7 +97,7 @@ def write_weights(maps: Maps) -> str:
     )
 
 
-def write_maps(maps: dict[str, np.ndarray], kind: str, cell: tuple[int, int] | None = None) -> str:
+def write_maps(maps: dict[str, np.ndarray], kind: str, cell: Cell | None = None) -> str:
     """Small maps with their names, and their values at one cell; `kind` is large or small."""
     tiles = []
     for name, values in maps.items():
@@ -110,12 +110,12 @@ def write_maps(maps: dict[str, np.ndarray], kind: str, cell: tuple[int, int] | N
     return f'<div class="maps {kind}">{"".join(tiles)}</div>'
 
 
-def write_words(snapshot: Snapshot, cell: tuple[int, int] | None) -> str:
+def write_words(snapshot: Snapshot, cell: Cell | None) -> str:
     """The question with each word marked by how strongly it pulls: at one cell, or at the cell it pulls most."""
     maps = snapshot.maps
     if maps is None or not len(maps.pull):
         return NOTHING_ASKED
-    pulls = maps.pull.reshape(len(maps.pull), -1).max(axis=1) if cell is None else maps.pull[:, cell[0], cell[1]]
+    pulls = maps.pull.max(axis=(1, 2)) if cell is None else maps.pull[:, cell[0], cell[1]]  # [Q, h, w] -> [Q]
     low, high = float(maps.pull.min()), float(maps.pull.max())
     spans = []
     for word, pull in zip(maps.words, pulls.tolist(), strict=True):
@@ -128,7 +128,7 @@ def write_words(snapshot: Snapshot, cell: tuple[int, int] | None) -> str:
     return f'<p class="quiet">How strongly each word pulls ({where}):</p><div class="words">{"".join(spans)}</div>'
 
 
-def write_cell(snapshot: Snapshot, cell: tuple[int, int] | None) -> str:
+def write_cell(snapshot: Snapshot, cell: Cell | None) -> str:
     """Scores, strongest words and most unusual channels of one cell."""
     maps = snapshot.maps
     if maps is None:
@@ -156,18 +156,18 @@ def write_cell(snapshot: Snapshot, cell: tuple[int, int] | None) -> str:
     )
     return (
         f"<h4>row {cell[0] + 1}, column {cell[1] + 1}: {'read' if read else 'not read'}, relevance "
-        f"{float(maps.relevance[cell]):.2f}, place {rank} of {maps.relevance.size}</h4>"
+        f"{float(maps.relevance[cell]):.2f}, rank {rank} of {maps.relevance.size}</h4>"
         f'<table class="bars"><caption>scores, 0 to 1</caption>{rows}</table>{words}'
         f'<table class="bars"><caption>channels that stand out here</caption>{channels}</table>'
     )
 
 
-def _oddness(values: np.ndarray, cell: tuple[int, int]) -> float:
+def _oddness(values: np.ndarray, cell: Cell) -> float:
     """How many standard deviations a value lies from the mean of its map."""
     return abs(float(values[cell]) - float(values.mean())) / max(float(values.std()), 1e-3)
 
 
-def _place(values: np.ndarray, cell: tuple[int, int]) -> float:
+def _place(values: np.ndarray, cell: Cell) -> float:
     """Where a value lies between the minimum (0) and the maximum (1) of its map."""
     low, high = float(values.min()), float(values.max())
     return (float(values[cell]) - low) / (high - low) if high > low else 0.0
