@@ -222,14 +222,17 @@ def test_a_run_on_the_embedded_model_is_resumed_exactly(estimator, tmp_path, mon
 
 
 def test_lora_learns_beside_the_selector_and_is_saved_as_an_adapter(tmp_path, monkeypatch):
-    peft = pytest.importorskip("peft")
+    pytest.importorskip("peft")
     small(monkeypatch)
     out = run(tmp_path / "out", lora=2)
     assert json.loads((out / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"] == "embedded"
+    checkpoint = out / "checkpoint-000002"
+    assert (checkpoint / "adapter" / "adapter_config.json").is_file()  # it answers with its LoRA, too
     weights = load_file(out / "adapter" / "adapter_model.safetensors")
     assert any("lora_B" in name and value.abs().sum() > 0 for name, value in weights.items())
-    vlm = ARRCOCQwen.from_pretrained(out)
-    peft.PeftModel.from_pretrained(vlm.model, out / "adapter")
+    plain = ARRCOCQwen.from_pretrained().model.state_dict().keys()
+    for directory in (out, checkpoint):
+        assert any("lora_B" in name for name in ARRCOCQwen.from_pretrained(directory).model.state_dict().keys() - plain)
 
 
 def test_last_layers_learn_and_the_base_is_saved_with_them(tmp_path, monkeypatch):

@@ -70,6 +70,6 @@ def cells_inside(boxes: Sequence[Sequence[float]], rows: int, columns: int) -> T
     column = ((edges[:, 0] + edges[:, 2]) / 2).long().clamp(0, columns - 1)
     row = ((edges[:, 1] + edges[:, 3]) / 2).long().clamp(0, rows - 1)
     missed = ~inside.flatten(1).any(dim=1)
-    found = inside.any(dim=0)
-    found[row[missed], column[missed]] = True
-    return found
+    cells = inside.any(dim=0)  # [rows, columns]
+    cells[row[missed], column[missed]] = True
+    return cells

@@ -69,21 +69,21 @@ def read_photos(
         raise ValueError(f"{folder} is not a folder")
     content = _read_json(_find_annotations(folder) if annotations is None else Path(annotations))
     names = {category["id"]: str(category["name"]) for category in content["categories"]}
-    found: dict[Any, list[tuple[str, Box]]] = defaultdict(list)
+    things: dict[Any, list[tuple[str, Box]]] = defaultdict(list)
     crowds: dict[Any, set[str]] = defaultdict(set)
-    for one in content["annotations"]:
-        left, top, width, height = one["bbox"]
-        if one.get("iscrowd"):
-            crowds[one["image_id"]].add(names[one["category_id"]])
+    for row in content["annotations"]:
+        left, top, width, height = row["bbox"]
+        if row.get("iscrowd"):
+            crowds[row["image_id"]].add(names[row["category_id"]])
         else:
-            found[one["image_id"]].append((names[one["category_id"]], (left, top, left + width, top + height)))
+            things[row["image_id"]].append((names[row["category_id"]], (left, top, left + width, top + height)))
     if any(not {"id", "file_name", "width", "height"} <= image.keys() for image in content["images"]):
         raise ValueError(f"the images of {folder}'s annotations need id, file_name, width and height")
     photos = [
         Photo(
             folder / image["file_name"],
             (image["width"], image["height"]),
-            tuple(found[image["id"]]),
+            tuple(things[image["id"]]),
             frozenset(crowds[image["id"]]),
         )
         for image in content["images"]
@@ -295,7 +295,7 @@ def _ask_sides(rng: random.Random, photo: Photo) -> list[Question]:
             continue
         for side, low, high in (("left", 0.0, 0.45), ("right", 0.55, 1.0)):
             there = [(name, box) for name, box in members if low <= (box[0] + box[2]) / 2 / photo.size[0] <= high]
-            doubtful = [one for one in members if 0.45 < (one[1][0] + one[1][2]) / 2 / photo.size[0] < 0.55]
+            doubtful = [box for _, box in members if 0.45 < (box[0] + box[2]) / 2 / photo.size[0] < 0.55]
             large = any(_share(box, photo.size) >= 5 * _SMALL for _, box in there)
             if large and len({name for name, _ in there}) == 1 and not doubtful:
                 text = put(rng, "photo_side", group=group, side=side)

@@ -71,5 +71,7 @@ def find_misleading(
     ```
     """
     elsewhere = relevance.masked_fill(inside, -1).topk(max(1, int(inside.sum()))).indices
-    pulls = {name: weights[name] * float(one[elsewhere].mean() - one[inside].mean()) for name, one in scores.items()}
+    pulls = {
+        name: weights[name] * float(score[elsewhere].mean() - score[inside].mean()) for name, score in scores.items()
+    }
     return max(pulls, key=lambda name: pulls[name])

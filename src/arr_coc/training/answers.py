@@ -17,7 +17,7 @@ from arr_coc.data.sources import open_answers, take_readable
 from arr_coc.families.family import open_family
 from arr_coc.gaze.compression import make_compressor
 from arr_coc.gaze.plan import Gaze
-from arr_coc.inference.load import load_model, load_processor
+from arr_coc.inference.load import ADAPTER, load_model, load_processor
 from arr_coc.inference.messages import count_text, make_inputs, make_messages
 from arr_coc.inference.session import Session
 from arr_coc.prompting.question import ChatTokens
@@ -28,8 +28,6 @@ from arr_coc.training.estimators import EstimatingSelector
 from arr_coc.training.schedule import BudgetPlan
 from arr_coc.training.stage import Stage, open_layer
 
-# Where a run keeps the LoRA of its base, beside the selector.
-ADAPTER = "adapter"
 # More tokens than any budget has.
 MOST_SEEN = 2**20
 
@@ -121,8 +119,8 @@ def answer_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """
     wanted = labels[:, 1:]
     asked = wanted != -100
-    found = F.cross_entropy(logits[:, :-1].float().mT, wanted, ignore_index=-100, reduction="none")  # [B, L - 1]
-    loss = found.sum(dim=1) / asked.sum(dim=1).clamp(min=1)
+    losses = F.cross_entropy(logits[:, :-1].float().mT, wanted, ignore_index=-100, reduction="none")  # [B, L - 1]
+    loss = losses.sum(dim=1) / asked.sum(dim=1).clamp(min=1)
     right = ((logits[:, :-1].argmax(dim=-1) == wanted) | ~asked).all(dim=1)
     return loss, right.float()
 
@@ -183,12 +181,12 @@ def open_answers_stage(config: TrainConfig, accelerator: Any) -> Stage:
         examples = [take_readable(source, number) for source, number in mine]
         return make_batch(processor, examples, step, rng.randrange(2**31) + process, accelerator.device)
 
-    def save(out: Path) -> None:
+    def save(directory: Path, finished: bool) -> None:
         if config.lora:
-            tuned.save_pretrained(out / ADAPTER, save_embedding_layers=False)  # which never learn
-        if config.last_layers:
-            model.save_pretrained(out / "base")
-            processor.save_pretrained(out / "base")
+            tuned.save_pretrained(directory / ADAPTER, save_embedding_layers=False)  # which never learn
+        if config.last_layers and finished:  # as large as the model: not with every checkpoint
+            model.save_pretrained(directory / "base")
+            processor.save_pretrained(directory / "base")
 
     return Stage(task, layer, batch_at, save)
 

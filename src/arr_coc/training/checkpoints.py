@@ -1,7 +1,8 @@
 """Checkpoints that can be trusted: written aside and renamed, in safetensors, never pickled.
 
-A checkpoint is a directory `checkpoint-000300` with the selector itself, the optimizer's state and what only training
-needs. Random numbers are drawn from the seed and the step, so that there is no other state to keep.
+A checkpoint is a directory `checkpoint-000300` with the selector itself (and its `adapter`, with LoRA), the optimizer's
+state and what only training needs. Random numbers are drawn from the seed and the step, so that there is no other state
+to keep.
 """
 
 from __future__ import annotations
@@ -16,22 +17,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from arr_coc.runtime.hub import PretrainedModule
+from arr_coc.training.stage import Stage
 
 STATE_NAME = "training.safetensors"
 STEP_NAME = "training.json"
 
 
-def write_checkpoint(
-    out: Path, step: int, task: nn.Module, layer: PretrainedModule, optimizer: torch.optim.Optimizer, keep: int = 2
-) -> Path:
+def write_checkpoint(out: Path, step: int, stage: Stage, optimizer: torch.optim.Optimizer, keep: int = 2) -> Path:
     """Write the state after a step; older checkpoints but the last ones are removed once it is complete.
 
     Args:
         out (`Path`): directory of the run.
         step (`int`): how many steps were taken.
-        task (`nn.Module`): all that is trained, the layer among it.
-        layer (`PretrainedModule`): what is kept after training.
+        stage (`Stage`): all that is trained, and the layer that is kept after training.
         optimizer (`torch.optim.Optimizer`): of the task's parameters.
         keep (`int`, *optional*, defaults to 2): how many checkpoints stay.
     """
@@ -39,8 +37,9 @@ def write_checkpoint(
     aside = out / f".checkpoint-{os.getpid()}"
     try:
         shutil.rmtree(aside, ignore_errors=True)
-        layer.save_pretrained(aside)
-        save_file(_state(task, optimizer), aside / STATE_NAME)
+        stage.layer.save_pretrained(aside)
+        stage.save(aside, False)
+        save_file(_state(stage.task, optimizer), aside / STATE_NAME)
         (aside / STEP_NAME).write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
         if path.exists():
             shutil.rmtree(path)
@@ -59,11 +58,11 @@ def list_checkpoints(out: Path) -> list[Path]:
 
 def read_checkpoint(path: Path, task: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Restore task and optimizer exactly; returns how many steps were taken."""
-    found = load_file(path / STATE_NAME)
-    task.load_state_dict({name[5:]: value for name, value in found.items() if name.startswith("task.")})
+    saved = load_file(path / STATE_NAME)
+    task.load_state_dict({name[5:]: value for name, value in saved.items() if name.startswith("task.")})
     names = _names(task, optimizer)
     state: dict[int, dict[str, Any]] = {}
-    for name, value in found.items():
+    for name, value in saved.items():
         if name.startswith("optimizer."):
             _, field, parameter = name.split(".", 2)
             state.setdefault(names.index(parameter), {})[field] = value
@@ -73,12 +72,12 @@ def read_checkpoint(path: Path, task: nn.Module, optimizer: torch.optim.Optimize
 
 
 def _state(task: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    found = {f"task.{name}": value for name, value in task.state_dict().items()}
+    state = {f"task.{name}": value for name, value in task.state_dict().items()}
     names = _names(task, optimizer)
     for place, fields in optimizer.state_dict()["state"].items():
         for field, value in fields.items():
-            found[f"optimizer.{field}.{names[place]}"] = torch.as_tensor(value)
-    return {name: value.detach().cpu().clone().contiguous() for name, value in found.items()}
+            state[f"optimizer.{field}.{names[place]}"] = torch.as_tensor(value)
+    return {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}
 
 
 def _names(task: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:

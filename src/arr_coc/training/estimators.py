@@ -71,19 +71,19 @@ class EstimatingSelector(TokenSelector):
         self.totals = torch.tensor([len(query.tokens) for query in queries])
         self.seen = torch.stack([torch.cat([q.tokens.float().mean(0), q.words.float().mean(0)]) for q in queries])
         drawn = self.estimator in ("gumbel", "reinforce")
-        selections, chances = [], []
-        outputs = self.layer.outputs(queries, budget)
-        for output in outputs:
+        selections: dict[int, Selection] = {}
+        chances: dict[int, Tensor] = {}
+        expected: dict[int, Tensor] = {}
+        for place, output in self.layer.outputs(queries, budget):
+            expected[place] = output.expected_tokens[0]
             if drawn:
-                selection, chance = self._draw(output.relevance.flatten(), int(output.num_kept[0]))
-                selections.append(selection)
-                chances.append(chance)
+                selections[place], chances[place] = self._draw(output.relevance.flatten(), int(output.num_kept[0]))
                 continue
             gate = straight_through(output.budgets[0]) if self.estimator == "gate" else None
-            selections.append(Selection(indices=output.indices[0], gate=gate, output=output))
-        self.log_chance = chances
-        self.expected = [output.expected_tokens[0] for output in outputs]
-        return selections
+            selections[place] = Selection(indices=output.indices[0], gate=gate, output=output)
+        self.log_chance = [chances[place] for place in sorted(chances)]
+        self.expected = [expected[place] for place in range(len(queries))]
+        return [selections[place] for place in range(len(queries))]
 
     def _draw(self, relevance: Tensor, count: int) -> tuple[Selection, Tensor]:
         """Cells drawn without putting back, and the logarithm of the chance of that draw."""

@@ -274,11 +274,11 @@ class Features:
             place = self.places[number]
             shard = self.shards[place.shard]
             tokens.append(shard["tokens"][place.first_token : place.first_token + count])
-            own = shard["texture"][place.first_cell : place.first_cell + amount]
-            texture.append(own.mT.reshape(-1, cells[1], cells[2]))  # [C, h, w]
+            rows = shard["texture"][place.first_cell : place.first_cell + amount]  # [h * w, C]
+            texture.append(rows.mT.reshape(-1, cells[1], cells[2]))  # [C, h, w]
             words.append(shard["words"][shard["word_index"][place.first_word : place.first_word + place.words]])
             target.append(shard["targets"][place.first_target : place.first_target + amount])
-        mask = pad_sequence([torch.ones(len(one), dtype=torch.bool) for one in words], batch_first=True)
+        mask = pad_sequence([torch.ones(len(row), dtype=torch.bool) for row in words], batch_first=True)
         return Batch(
             torch.stack(tokens).to(device).float(),
             torch.stack(texture).to(device).float(),

@@ -54,8 +54,8 @@ class ProxyTask(nn.Module):
         present = inside.any(dim=1)
         losses["explore"] = _explore(judged.balance.tensions[:, 1], present)
         with torch.no_grad():
-            found = overlap(relevance, inside)
-            measures = {"overlap": found.sum() / present.sum().clamp(min=1)}
+            overlaps = overlap(relevance, inside)
+            measures = {"overlap": overlaps.sum() / present.sum().clamp(min=1)}
         return losses, measures
 
 

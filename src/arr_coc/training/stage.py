@@ -13,7 +13,7 @@ from arr_coc.config import ARRCOCConfig
 from arr_coc.realizing import ARRCOCLayer
 
 
-def save_nothing(out: Path) -> None:
+def save_nothing(directory: Path, finished: bool) -> None:
     """Where only the selector is learned, the loop saves all there is."""
 
 
@@ -25,13 +25,14 @@ class Stage:
         task (`nn.Module`): from a batch to its losses and measures.
         layer (`ARRCOCLayer`): the part of it that is kept.
         batch_at (`Callable`): the batch of a step, for this process.
-        save (`Callable`, *optional*): saves what is learned beside the selector into the directory of the run.
+        save (`Callable`, *optional*): saves what is learned beside the selector, into the directory of a checkpoint or,
+            once the run is finished, into that of the run; told which of the two.
     """
 
     task: nn.Module
     layer: ARRCOCLayer
     batch_at: Callable[[int], Any]
-    save: Callable[[Path], None] = save_nothing
+    save: Callable[[Path, bool], None] = save_nothing
 
 
 def open_layer(model: Any, start: str | Path | None) -> ARRCOCLayer:

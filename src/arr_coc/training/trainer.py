@@ -117,7 +117,7 @@ def run_steps(stage: Stage, config: TrainConfig, accelerator: Any, say: Say | No
 
     def save() -> None:
         if first:
-            write_checkpoint(out, step, task, layer, getattr(optimizer, "optimizer", optimizer))
+            write_checkpoint(out, step, stage, getattr(optimizer, "optimizer", optimizer))
 
     last, asked = time.perf_counter(), 0
     with _Interrupts() as interrupts:
@@ -154,7 +154,7 @@ def run_steps(stage: Stage, config: TrainConfig, accelerator: Any, say: Say | No
     save()
     if first:
         layer.save_pretrained(out)
-        stage.save(out)
+        stage.save(out, True)
     return out
 
 
