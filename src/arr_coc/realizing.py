@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import torch
@@ -297,19 +297,20 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
 
     def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:
         """Choose tokens of pictures of any sizes."""
-        selections = []
-        for output in self.outputs(queries, budget):
+        selections: dict[int, Selection] = {}
+        for place, output in self.outputs(queries, budget):
             gate = straight_through(output.budgets[0]) if output.budgets.requires_grad else None
-            selections.append(Selection(indices=output.indices[0], gate=gate, output=output))
-        return selections
+            selections[place] = Selection(indices=output.indices[0], gate=gate, output=output)
+        return [selections[place] for place in range(len(queries))]
 
-    def outputs(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[ARRCOCOutput]:
-        """What the layer makes of each query; those of one size go through it together."""
-        found: dict[int, ARRCOCOutput] = {}
+    def outputs(
+        self, queries: Sequence[VisualQuery], budget: Budget | None = None
+    ) -> Iterator[tuple[int, ARRCOCOutput]]:
+        """The place of each query and what the layer makes of it; those of one size go through it together."""
         for places, inputs in group_queries(queries):
             output = self(**inputs, budget=budget, gather=False)
-            found |= {place: output.picture(row) for row, place in enumerate(places)}
-        return [found[place] for place in range(len(queries))]
+            for row, place in enumerate(places):
+                yield place, output.picture(row)
 
     def remember(self, output: ARRCOCOutput, picture: Tensor, previous: PreviousFrame | None = None) -> PreviousFrame:
         """What the next frame of a stream should know of this one.
