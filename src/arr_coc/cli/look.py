@@ -129,14 +129,14 @@ def _use_channels(vlm: ARRCOCQwen, channels: str, chosen: str, named: bool) -> s
     """Make the selector read these channels, by an untrained layer if it reads others; returns what it is called."""
     from dataclasses import replace
 
-    from arr_coc.config import ARRCOCConfig
+    from arr_coc.config import EMBEDDED, ARRCOCConfig
     from arr_coc.inference.load import load_selector
     from arr_coc.realizing import ARRCOCLayer
 
     if isinstance(vlm.selector, ARRCOCLayer) and vlm.selector.config.channels == channels:
         return chosen
-    if named and chosen != "arr-coc":
-        raise ValueError(f"{chosen} does not read the channels {channels!r}; leave out --channels or --selector")
+    if chosen != "arr-coc" and (named or chosen != EMBEDDED):
+        raise ValueError(f"{chosen} does not read the channels {channels!r}; leave out --channels")
     config = replace(ARRCOCConfig.for_model(vlm.model), channels=channels)  # type: ignore[arg-type]
     vlm.selector = load_selector(ARRCOCLayer(config).eval(), vlm.model)
     return "arr-coc"
