@@ -40,7 +40,7 @@ td:last-child { white-space: normal; } tbody tr:hover { background: var(--soft);
 
 
 @dataclass(frozen=True)
-class Example:
+class WrongAnswer:
     """One question that ours got wrong, with what every selector that was drawn kept and answered."""
 
     task: str
@@ -88,7 +88,7 @@ def draw_charts(summary: Mapping[str, Any], ink: str = "currentColor") -> dict[s
     return found
 
 
-def find_worst(records: Sequence[Record], tasks: Sequence[Task], budgets: Sequence[str]) -> list[Example]:
+def find_worst(records: Sequence[Record], tasks: Sequence[Task], budgets: Sequence[str]) -> list[WrongAnswer]:
     """Questions that ours got wrong at the largest budget where most others got them right."""
     by: dict[tuple[str, str, str], dict[str, Record]] = {}
     for one in records:
@@ -109,11 +109,11 @@ def find_worst(records: Sequence[Record], tasks: Sequence[Task], budgets: Sequen
         for _, _, item, budget in sorted(wrong):
             if item not in seen and item in items and len(seen) < WORST:
                 seen.add(item)
-                found += _example(task, items[item], budget, by[task.name, budget, item])
+                found += _draw_wrong(task, items[item], budget, by[task.name, budget, item])
     return found
 
 
-def _example(task: Task, number: int, budget: str, rows: Mapping[str, Record]) -> list[Example]:
+def _draw_wrong(task: Task, number: int, budget: str, rows: Mapping[str, Record]) -> list[WrongAnswer]:
     item = task[number]
     try:
         picture = item.picture
@@ -125,7 +125,7 @@ def _example(task: Task, number: int, budget: str, rows: Mapping[str, Record]) -
         if row.kept is not None and row.grid is not None:
             looks.append((name, row.answer or "", _draw(picture, read_bits(row.kept, row.grid))))
     title = f"{task.name}, {write_budget(budget)}"
-    return [Example(title, item.question, " | ".join(sorted(set(item.answers))), attribute(rows[OURS]), looks)]
+    return [WrongAnswer(title, item.question, " | ".join(sorted(set(item.answers))), attribute(rows[OURS]), looks)]
 
 
 def _draw(picture: Image.Image, kept: np.ndarray) -> str:
@@ -168,7 +168,7 @@ def table_markdown(one: Section) -> str:
 
 
 def _html(
-    summary: Mapping[str, Any], sections: Sequence[Section], charts: Mapping[str, str], worst: Sequence[Example]
+    summary: Mapping[str, Any], sections: Sequence[Section], charts: Mapping[str, str], worst: Sequence[WrongAnswer]
 ) -> str:
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
