@@ -1,10 +1,10 @@
-"""Attending: relevance becomes a budget: which tokens stay, how many, in what order.
+"""Attending: turn relevance into kept tokens: which ones, how many, in what order.
 
 The budget rule, `resolve_budget` and `TokenAllocator.automatic_count`:
 
-- an int is tokens per picture; above `N` keeps all;
+- an int is a number of tokens per picture; more than `N` keeps all;
 - a float `r` in (0, 1] is `max(1, round(r * N))`;
-- `"auto"` is `min_tokens .. max_tokens`, from the entropy of the sharpened relevance: focused is few, spread is many.
+- `"auto"` is `min_tokens .. max_tokens`, from the entropy of the sharpened relevance: few if focused, many if spread.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from torch import Tensor, nn
 from arr_coc.config import ARRCOCConfig, Budget, Grid, check_budget
 from arr_coc.runtime.tensors import constant, unit_rows
 
-# A plain softmax over a thousand scores in [0, 1] is nearly uniform and would always ask for the most tokens.
+# A plain softmax over a thousand scores in [0, 1] is nearly uniform and would always ask for `max_tokens`.
 SHARPNESS = 45.0
-# `explore` = 1 spreads this share of the tokens.
+# The share of tokens that `explore` = 1 spreads evenly.
 MOST_EXPLORED = 0.5
 # Tokens whose centred cosine exceeds this are near-duplicates.
 DUPLICATE = 0.8
-# Only so many leading candidates are compared with each other: beyond them, near-duplicates are not suppressed.
+# Only this many of the most relevant cells are compared with each other; near-duplicates beyond them stay.
 MOST_CANDIDATES = 2048
-# Beside a relevant cell, so many cells with text to each side are worth this share of it, each of the one before.
+# Text cells up to this many steps left and right of a relevant cell are worth this share of the cell before them.
 CARRIED_CELLS, CARRIED = 2, 0.95
-# Above this the `text` channel sees strokes.
+# A cell whose `text` channel is above this has strokes.
 STROKES = 0.1
 
 
 def resolve_budget(budget: Budget, total: int) -> int | None:
-    """Number of tokens that a budget means for a picture of `total` tokens; `None` for `"auto"`.
+    """Number of tokens that `budget` keeps of `total`; `None` for `"auto"`.
 
     Example:
 
@@ -54,10 +54,10 @@ def resolve_budget(budget: Budget, total: int) -> int | None:
 
 @constant
 def spread_rank(grid: Grid, device: torch.device) -> Tensor:
-    """Rank `[N]` of each cell in an order of which every beginning is spread evenly over the grid.
+    """Rank `[N]` of each cell in an order whose first cells, however many, are spread evenly over the grid.
 
-    The order of Bayer's dither matrix: the first four cells are the quarters, the first sixteen their quarters.
-    Each frame of a clip starts elsewhere.
+    This is the order of Bayer's dither matrix: four cells fall into four quarters, sixteen into sixteen. Each frame of
+    a clip starts elsewhere.
 
     Example:
 
@@ -89,16 +89,16 @@ def spread_rank(grid: Grid, device: torch.device) -> Tensor:
 class Plan(NamedTuple):
     """Which tokens stay, right-padded over the batch.
 
-    [`TokenAllocator.plan`] makes it without leaving the device, as long as the budget allows. [`finish_plan`] cuts it
-    to the lengths that the host has learned, and adds them with the reasons.
+    [`TokenAllocator.plan`] makes it without leaving the device, padded to the largest possible length.
+    [`finish_plan`] cuts it to the actual lengths once the host knows them, and adds the reasons.
 
     Args:
         indices (`Tensor` of shape `[B, M]`): kept cells in ascending order; 0 where padded.
         mask (`Tensor` of shape `[B, M]`): False where padded.
-        budgets (`Tensor` of shape `[B, M]`): relevance of each kept cell, carries the gradient; 0 where padded.
+        budgets (`Tensor` of shape `[B, M]`): relevance of each kept cell, with gradient; 0 where padded.
         expected (`Tensor` of shape `[B]`): tokens that `"auto"` would give, differentiable.
-        report (`Tensor` of shape `[B, 5]`): count, fallback, structure, match, spread, for the one transfer.
-        num_kept (`Tensor` of shape `[B]`, *optional*): how many cells stay, on the host.
+        report (`Tensor` of shape `[B, 5]`): count, fallback, structure, match, spread, for one transfer to the host.
+        num_kept (`Tensor` of shape `[B]`, *optional*): number of kept cells, on the host.
         strategy (`tuple[str, ...]`): `"relevance"`, `"grid"` or `"all"` for each picture.
         reason (`tuple[str, ...]`): why, in words.
     """
@@ -114,10 +114,9 @@ class Plan(NamedTuple):
 
 
 def carry_along(relevance: Tensor, text: Tensor) -> Tensor:
-    """Worth `[B, t, h, w]` of cells, of which the relevant ones carry the text beside them in their row along.
+    """Relevance `[B, t, h, w]`, raised where text stands left or right of a relevant cell.
 
-    Half a word is worth nothing: where something is relevant, strokes to its left and right are looked at before
-    anything that is less so.
+    Half a word is worth nothing: strokes beside a relevant cell come before cells that are less relevant than it.
 
     Example:
 
@@ -131,7 +130,7 @@ def carry_along(relevance: Tensor, text: Tensor) -> Tensor:
     ```
     """
     worth = relevance.flatten(0, 1)[:, None]  # [B * t, 1, h, w]
-    carried = CARRIED * (text.flatten(0, 1)[:, None] > STROKES)
+    carried = CARRIED * (text.flatten(0, 1)[:, None] > STROKES)  # [B * t, 1, h, w]
     for _ in range(CARRIED_CELLS):
         worth = torch.maximum(worth, carried * F.max_pool2d(worth, (1, 3), stride=1, padding=(0, 1)))
     return worth.view_as(relevance)
@@ -163,7 +162,7 @@ class TokenAllocator(nn.Module):
         self.offset = nn.Parameter(torch.tensor(0.5))
 
     def automatic_count(self, relevance: Tensor, detail: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens `[B]` (float, differentiable) that relevance `[B, N]` deserves, and its normalised entropy `[B]`."""
+        """Number of tokens `[B]` (float, differentiable) for relevance `[B, N]`, and its normalised entropy `[B]`."""
         spread = torch.special.entr(torch.softmax(SHARPNESS * relevance, dim=-1)).sum(dim=-1)
         spread = spread / math.log(max(2, relevance.shape[1]))
         share = (0.5 + self.steepness * (spread - self.offset)).clamp(0, 1)
@@ -186,15 +185,15 @@ class TokenAllocator(nn.Module):
 
         Args:
             relevance (`Tensor` of shape `[B, t, h, w]`): in [0, 1].
-            features (`Tensor` of shape `[B, N, F]`): what near-duplicates are judged by.
+            features (`Tensor` of shape `[B, N, F]`): compared to find near-duplicates.
             tensions (`Tensor` of shape `[B, 3]`): detail, explore, variety.
             budget (`int`, `float` or `"auto"`): see the budget rule.
             structure (`Tensor` of shape `[B]`, *optional*): from [`~arr_coc.pixels.saliency.picture_structure`];
-                without it (no picture) the grid fallback is never taken.
+                without it (no picture) there is no grid fallback.
             match (`Tensor` of shape `[B]`, *optional*): from [`~arr_coc.knowing.Participation`].
-            visited (`Tensor` of shape `[B, N]`, *optional*): True where earlier frames were looked at; exploration
-                goes elsewhere first.
-            text (`Tensor` of shape `[B, t, h, w]`, *optional*): how likely there is text, see [`carry_along`].
+            visited (`Tensor` of shape `[B, N]`, *optional*): True where earlier frames kept a cell; exploration goes
+                elsewhere first.
+            text (`Tensor` of shape `[B, t, h, w]`, *optional*): text likelihood, see [`carry_along`].
         """
         batch, frames, rows, columns = relevance.shape
         flat = relevance.flatten(1)  # [B, N]
@@ -209,29 +208,29 @@ class TokenAllocator(nn.Module):
             else:
                 count = torch.full((batch,), fixed, device=flat.device)
                 most = fixed
-            even = spread_rank((frames, rows, columns), flat.device)  # [N]
+            even_rank = spread_rank((frames, rows, columns), flat.device)  # [N]
             places = torch.arange(total, device=flat.device)
-            # bounded even if the inputs were NaN, of which the host hears only afterwards
+            # clamped because inputs may be NaN, which the host finds out only later
             explored = torch.minimum((MOST_EXPLORED * explore * count).round().long().clamp_(min=0), count)
-            along = relevance if text is None else carry_along(relevance, text)
+            worth = relevance if text is None else carry_along(relevance, text)
             worth = self._suppress_duplicates(
-                along.flatten(1), features, variety, min(total, 2 * most, MOST_CANDIDATES)
+                worth.flatten(1), features, variety, min(total, 2 * most, MOST_CANDIDATES)
             )
             exploited = _first(worth.argsort(dim=1, descending=True, stable=True), places, count - explored)
             near = F.max_pool2d(exploited.view(-1, 1, rows, columns).to(flat.dtype), 3, stride=1, padding=1)
-            looked = near.view(batch, total) > 0
+            covered = near.view(batch, total) > 0
             if visited is not None:
-                looked = looked | visited
+                covered = covered | visited
             # unvisited cells first, then visited, then chosen ones; within each in evenly spread order
-            turn = even + total * (looked.long() + exploited)
+            turn = even_rank + total * (covered.long() + exploited)
             kept = exploited | _first(turn.argsort(dim=1), places, explored)
             known_match = flat.new_zeros(batch) if match is None else match.to(flat.dtype)
             if structure is None:
                 structure = flat.new_full((batch,), math.inf)
             fallback = (structure < 1) & (known_match < 1) & (count < total)
-            kept = torch.where(fallback[:, None], even < count[:, None], kept)
+            kept = torch.where(fallback[:, None], even_rank < count[:, None], kept)
             report = [count.to(flat.dtype), fallback.to(flat.dtype), structure, known_match, spread]
-            # each kept cell moves to its place among the kept ones, all others into one column that is cut off
+            # each kept cell goes to its place among the kept cells, all others into an extra column that is cut off
             place = torch.where(kept, kept.cumsum(dim=1) - 1, most)
             indices = torch.zeros(batch, most + 1, dtype=torch.long, device=flat.device)
             indices = indices.scatter_(1, place, places.expand(batch, -1))[:, :most]
@@ -242,14 +241,14 @@ class TokenAllocator(nn.Module):
 
     @staticmethod
     def _suppress_duplicates(flat: Tensor, features: Tensor, variety: Tensor, candidates: int) -> Tensor:
-        """Lower the worth of cells that repeat a more relevant one, all at once (matrix NMS, Wang et al. 2020)."""
-        value, index = flat.sort(dim=1, descending=True, stable=True)  # not topk, whose ties have no order
+        """Lower the worth of cells that resemble a more relevant cell, in one step (matrix NMS, Wang et al. 2020)."""
+        value, index = flat.sort(dim=1, descending=True, stable=True)  # topk would not order ties
         value, index = value[:, :candidates], index[:, :candidates]  # [B, M], most relevant first
         picked = features.gather(1, index[:, :, None].expand(-1, -1, features.shape[-1]))
         picked = unit_rows(picked - features.mean(dim=1, keepdim=True))
         alike = ((picked @ picked.mT).float() - DUPLICATE).clamp_(min=0).div_(1 - DUPLICATE).triu_(1)  # [B, M, M]
-        repeated = alike.amax(dim=1)  # how much each candidate itself repeats a better one
-        # a duplicate counts less against others if it is to be dropped itself
+        repeated = alike.amax(dim=1)  # how much each candidate resembles a better one
+        # a duplicate counts less against others if it is suppressed itself
         factor = ((1 - alike) / (1 - repeated[:, :, None]).clamp(min=1e-3)).amin(dim=1).clamp_(max=1)
         value = value * (1 - variety[:, None] * (1 - factor))
         return flat.scatter(1, index, value)
@@ -263,18 +262,18 @@ class TokenAllocator(nn.Module):
         structure: Tensor | None = None,
         match: Tensor | None = None,
     ) -> Plan:
-        """[`~TokenAllocator.plan`] and [`finish_plan`] with one transfer between them."""
+        """[`~TokenAllocator.plan`], then [`finish_plan`] after one transfer to the host."""
         plan = self.plan(relevance, features, tensions, budget, structure, match)
         return finish_plan(plan, plan.report.tolist(), relevance[0].numel())
 
 
 def finish_plan(plan: Plan, report: Sequence[Sequence[float]], total: int) -> Plan:
-    """Cut a plan to the lengths in its report, which is now on the host, and say why these tokens were kept.
+    """Cut a plan to the lengths in its report, and say why these tokens were kept.
 
     Args:
-        plan (`Plan`): as [`TokenAllocator.plan`] made it.
-        report (`Sequence[Sequence[float]]`): the rows of its `report`.
-        total (`int`): cells of each picture.
+        plan (`Plan`): from [`TokenAllocator.plan`].
+        report (`Sequence[Sequence[float]]`): the rows of its `report`, now on the host.
+        total (`int`): number of cells of each picture.
     """
     counts = [int(row[0]) for row in report]
     most = max(counts)
@@ -290,7 +289,7 @@ def finish_plan(plan: Plan, report: Sequence[Sequence[float]], total: int) -> Pl
 
 
 def _first(order: Tensor, places: Tensor, count: Tensor) -> Tensor:
-    """Boolean `[B, N]`: the first `count` `[B]` cells of each order `[B, N]`."""
+    """Mask `[B, N]` of the first `count` `[B]` cells in each order `[B, N]`."""
     chosen = torch.empty_like(order, dtype=torch.bool)
     return chosen.scatter_(1, order, places < count[:, None])
 

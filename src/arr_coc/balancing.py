@@ -1,6 +1,6 @@
-"""Balancing: opponent processing. Question and picture decide together how the three scores are weighed.
+"""Balancing: opponent processing. Question and picture together decide how the three scores are weighted.
 
-The balancer also sets three tensions in [0, 1], each of which acts on the allocation:
+The balancer also sets three tensions in [0, 1] that steer the allocation:
 
 | tension   | 0        | 1             | governs                                                       |
 |-----------|----------|---------------|---------------------------------------------------------------|
@@ -26,14 +26,14 @@ TENSIONS = ("detail", "explore", "variety")
 
 # A map whose best cell exceeds its mean by this much is of ordinary strength.
 ORDINARY_STRENGTH = (0.2, 0.2, 0.2)
-# A map that varies by less is not stretched to the full range: it is flat.
+# A map whose range is smaller counts as flat and is not stretched to the full range.
 FLAT = 0.05
 _NEUTRAL_TENSIONS = (0.5, 0.2, 0.2)
 _STATISTICS = 4  # mean, maximum, deviation, strength
 
 
 class Balance(NamedTuple):
-    """What the balancer decided.
+    """Output of the [`AdaptiveTensionBalancer`].
 
     Args:
         relevance (`Tensor` of shape `[B, t, h, w]`): in [0, 1].
@@ -47,7 +47,7 @@ class Balance(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """What the scorers and the balancer made of a texture."""
+    """Outputs of the three scorers and the balancer for one texture."""
 
     information: Tensor  # [B, t, h, w]
     perspectival: Tensor  # [B, t, h, w]
@@ -56,12 +56,12 @@ class Judgement(NamedTuple):
 
 
 class AdaptiveTensionBalancer(nn.Module):
-    """Weigh the three score maps by question, gestalt and their own statistics.
+    """Weight the three score maps by question, gestalt and the statistics of the maps.
 
     Weights are sigmoids, not a softmax: relevance is higher where more of everything is needed. They start equal for
-    maps of ordinary strength; a weak map counts less, a strong one more. Tensions start neutral at ordinary strength;
-    a question that points nowhere raises `explore`, the rest waits for training. The learned correction is zero at
-    first, and so is the light that relevance sheds on the next cells: a model that reads a word needs all of it.
+    maps of ordinary strength; a weak map counts less, a strong one more. Tensions start neutral at ordinary strength; a
+    question that points nowhere raises `explore`, the rest is left to training. The learned correction is zero at
+    first, and so is the spread of relevance to neighbouring cells (a model that reads a word needs all of it).
 
     Example:
 
@@ -73,8 +73,8 @@ class AdaptiveTensionBalancer(nn.Module):
     >>> config = ARRCOCConfig(hidden_size=64)
     >>> balancer = AdaptiveTensionBalancer(config)
     >>> flat, peaked = torch.zeros(1, 1, 4, 4), torch.eye(4)[None, None]
-    >>> found = Participation(peaked, peaked[:, None], torch.ones(1), *torch.zeros(2, 1, config.low_rank))
-    >>> weights = balancer(peaked, flat, found).weights[0]
+    >>> participation = Participation(peaked, peaked[:, None], torch.ones(1), *torch.zeros(2, 1, config.low_rank))
+    >>> weights = balancer(peaked, flat, participation).weights[0]
     >>> bool(weights[1] < weights[0])
     True
 
@@ -90,35 +90,35 @@ class AdaptiveTensionBalancer(nn.Module):
         self.register_buffer("ordinary", torch.tensor(ORDINARY_STRENGTH), persistent=False)
         neutral = [0.0] * len(SCORES) + [math.log(p / (1 - p)) for p in _NEUTRAL_TENSIONS]
         self.neutral = nn.Parameter(torch.tensor(neutral))
-        # how the strengths of the three maps move the three tensions: a question that points nowhere explores
+        # how the strengths of the three maps move the three tensions: a question that points nowhere raises `explore`
         lean = torch.zeros(len(SCORES), len(TENSIONS))
         lean[SCORES.index("participatory"), TENSIONS.index("explore")] = -1.0
         self.lean = nn.Parameter(lean)
-        self.spread = nn.Parameter(torch.zeros(2))  # to the sides, up and down
+        self.spread = nn.Parameter(torch.zeros(2))  # sideways, up and down
         last = nn.Linear(width, len(neutral), bias=False)
         nn.init.zeros_(last.weight)
         self.correction = nn.Sequential(nn.LayerNorm(context), nn.Linear(context, width), nn.GELU(), last)
 
     def forward(self, information: Tensor, perspectival: Tensor, participation: Participation) -> Balance:
-        """Weigh maps `[B, t, h, w]` into one relevance."""
+        """Combine score maps `[B, t, h, w]` into one relevance map."""
         shape = information.shape
         maps = torch.stack([information, perspectival, participation.score], dim=1).flatten(2)  # [B, 3, N]
         low, high = maps.amin(dim=-1), maps.amax(dim=-1)  # [B, 3]
         mean = maps.mean(dim=-1)
-        deviation = ((maps - mean[..., None]).square().mean(dim=-1) + 1e-8).sqrt()  # no infinite slope at a flat map
+        deviation = ((maps - mean[..., None]).square().mean(dim=-1) + 1e-8).sqrt()  # finite gradient on flat maps
         strength = ((high - mean) / self.ordinary).clamp(max=2)
         statistics = torch.stack([mean, high, deviation, strength], dim=-1).flatten(1)  # [B, 12]
         context = torch.cat([participation.question, participation.gestalt, statistics], dim=-1)
-        decided = self.neutral + self.correction(context)  # [B, 6]
-        weights = torch.sigmoid(decided[:, :3] + self.gain * (strength - 1))
-        tensions = torch.sigmoid(decided[:, 3:] + (strength - 1) @ self.lean)
+        logits = self.neutral + self.correction(context)  # [B, 6]
+        weights = torch.sigmoid(logits[:, :3] + self.gain * (strength - 1))
+        tensions = torch.sigmoid(logits[:, 3:] + (strength - 1) @ self.lean)
         stretched = (maps - low[..., None]) / (high - low).clamp(min=FLAT)[..., None]  # [B, 3, N]
-        relevance = (weights[..., None] * stretched).mean(dim=1)  # not over their sum: strength itself counts
-        return Balance(self._light_around(relevance.view(shape)), weights, tensions)
+        relevance = (weights[..., None] * stretched).mean(dim=1)  # not a weighted mean: strength itself counts
+        return Balance(self._spread_around(relevance.view(shape)), weights, tensions)
 
-    def _light_around(self, relevance: Tensor) -> Tensor:
-        """Let relevance `[B, t, h, w]` shine on the next cells, as far as was learned; it stays in [0, 1]."""
+    def _spread_around(self, relevance: Tensor) -> Tensor:
+        """Spread relevance `[B, t, h, w]` to neighbouring cells by learned weights; it stays in [0, 1]."""
         beside = F.max_pool2d(relevance, (1, 3), stride=1, padding=(0, 1))
         above = F.max_pool2d(relevance, (3, 1), stride=1, padding=(1, 0))
-        lit = relevance + self.spread[0] * beside + self.spread[1] * above
-        return (lit / (1 + self.spread.abs().sum())).clamp(0, 1)
+        raised = relevance + self.spread[0] * beside + self.spread[1] * above
+        return (raised / (1 + self.spread.abs().sum())).clamp(0, 1)

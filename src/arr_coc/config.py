@@ -1,6 +1,6 @@
-"""Every knob of the relevance layer in one frozen, checked dataclass.
+"""Settings of the relevance layer in one frozen, validated dataclass, and the checks of budgets and grids.
 
-The letters used in shape comments throughout the package:
+Letters in shape comments throughout the package:
 
 | letter  | meaning                                                        |
 |---------|----------------------------------------------------------------|
@@ -12,7 +12,7 @@ The letters used in shape comments throughout the package:
 | `D`     | width of the language model                                    |
 | `Q`     | words (tokens) of the query                                    |
 | `K`     | kept tokens                                                    |
-| `R`     | low rank at which the layer meets `D`                          |
+| `R`     | rank of the layer's learned maps from `D`                      |
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from arr_coc._version import __version__
 ChannelSet = Literal["core", "full"]
 Budget = int | float | Literal["auto"]
 Grid = tuple[int, int, int]
-# A layer of the vision encoder: its number, negative ones from the end, or as a float its share of the depth.
+# A layer of the vision encoder: its number (negative from the end), or a float for a fraction of the depth.
 EncoderLayer = int | float
-# The model that comes with the package: its name, and where it lies.
+# The model and the selector that come with the package: the model's name, and both folders.
 EMBEDDED = "embedded"
 EMBEDDED_MODEL = str(Path(__file__).parent / "assets" / "embedded")
 EMBEDDED_SELECTOR = str(Path(__file__).parent / "assets" / "selector")
@@ -43,11 +43,11 @@ CHANNEL_SETS: tuple[str, ...] = get_args(ChannelSet)
 
 
 def check_budget(budget: object) -> Budget:
-    """Return `budget` if it is one that the budget rule knows, and raise otherwise.
+    """Return `budget` if it is valid, and raise otherwise.
 
     Args:
         budget (`int`, `float` or `"auto"`):
-            An int is tokens per picture, a float in (0, 1] a ratio, `"auto"` lets relevance decide.
+            An int is a number of tokens per picture, a float in (0, 1] a ratio; `"auto"` lets relevance decide.
 
     Example:
 
@@ -80,18 +80,18 @@ class ARRCOCConfig:
 
     Args:
         hidden_size (`int`):
-            Width `D` of the language model whose tokens are chosen.
+            Width `D` of the language model.
         channels (`str`, *optional*, defaults to `"full"`):
             Texture channels, `"core"` (13) or `"full"` (40).
         rank (`int`, *optional*):
             Rank `R` of the learned maps from `D`. By default it is chosen so that the layer has 50 to 300 thousand
             parameters at widths from 256 to 8192.
         budget (`int`, `float` or `"auto"`, *optional*, defaults to 0.25):
-            Budget of a call that names none. See [`~arr_coc.attending.resolve_budget`].
+            Budget when a call gives none. See [`~arr_coc.attending.resolve_budget`].
         min_tokens (`int`, *optional*, defaults to 64):
-            Least number of tokens that `"auto"` gives.
+            Fewest tokens that `"auto"` keeps.
         max_tokens (`int`, *optional*, defaults to 400):
-            Largest number of tokens that `"auto"` gives.
+            Most tokens that `"auto"` keeps.
         gestalt_tokens (`int`, *optional*, defaults to 256):
             Tokens of the low-resolution overview; the `detail_lost` channels are measured at its scale.
         cell_pixels (`int`, *optional*, defaults to 32):
@@ -103,8 +103,8 @@ class ARRCOCConfig:
         base_model_name_or_path (`str`, *optional*):
             The vision-language model this layer was made for.
         compressor_levels (`int`, *optional*, defaults to 0):
-            Levels of the encoder's tokens (its output, then DeepStack's) that a learned compressor makes fewer; 0 has
-            no compressor. See [`~arr_coc.gaze.compression.ConvCompressor`].
+            Encoder levels (its output, then DeepStack's) that the learned compressor handles; 0 for no compressor. See
+            [`~arr_coc.gaze.compression.ConvCompressor`].
         seed (`int`, *optional*, defaults to 0):
             Seed of the fixed orthogonal projections and of the convolutions behind zero-initialised corrections.
         arr_coc_version (`str`, *optional*):
@@ -172,11 +172,11 @@ class ARRCOCConfig:
 
     @classmethod
     def for_model(cls, model: Any, **changes: Any) -> ARRCOCConfig:
-        """A configuration that fits a vision-language model of transformers.
+        """Configuration for a vision-language model of transformers.
 
         Args:
-            model (`PreTrainedModel`): its widths and its name are read.
-            changes: further fields.
+            model (`PreTrainedModel`): supplies the width, the cell size and the name.
+            changes: fields to set or override.
         """
         config, vision = model.config, model.config.vision_config
         name = getattr(config, "name_or_path", "")
@@ -193,12 +193,12 @@ class ARRCOCConfig:
         return self.rank or 0
 
     def to_json(self) -> str:
-        """Serialise to JSON text."""
+        """The configuration as JSON text."""
         return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ARRCOCConfig:
-        """Build a configuration from a dictionary; unknown keys are refused, not ignored."""
+        """Build a configuration from a dictionary; unknown keys raise an error."""
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:
@@ -213,7 +213,7 @@ class ARRCOCConfig:
 
     @classmethod
     def from_json(cls, text: str) -> ARRCOCConfig:
-        """Read what [`~ARRCOCConfig.to_json`] wrote."""
+        """Parse the output of [`~ARRCOCConfig.to_json`]."""
         try:
             values = json.loads(text)
         except json.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""Realizing: texture -> knowing -> balancing -> attending in one layer that turns a question into kept tokens."""
+"""Realizing: texture, knowing, balancing and attending in one layer that keeps the tokens a question needs."""
 
 from __future__ import annotations
 
@@ -36,17 +36,18 @@ from arr_coc.texture import (
 
 __all__ = ["ARRCOCLayer", "ARRCOCOutput"]
 
-# All of the work before its lengths are known on the host: scores [B, 3, t, h, w], what the balancer decided, which
-# tokens stay, texture [B, t, C, h, w], pull of the words [B, Q, t, h, w], least and largest values of the inputs.
-_Decided = tuple[Tensor, Balance, Plan, Tensor, Tensor, Tensor]
+# Results on the device, before the host knows their lengths: scores [B, 3, t, h, w], balance, plan, texture
+# [B, t, C, h, w], pull of each word [B, Q, t, h, w], smallest and largest values of the inputs.
+_Results = tuple[Tensor, Balance, Plan, Tensor, Tensor, Tensor]
 
-# What structure is judged by: colour and how busy it is.
+# Channels that decide whether a picture has structure: colour and busyness.
 _STRUCTURE = {
     "core": ("red", "green", "blue", "sobel_magnitude", "local_variance"),
     "full": ("red", "green", "blue", "edges", "high_pass"),
 }
+# Share of the fixation history that is left after each frame.
 FIXATION_FADE = 0.5
-# Above this, launching kernels is not what a call costs, and a recording would hold more than half a gigabyte.
+# Above this, kernel launches no longer dominate the time, and a recording would hold more than half a gigabyte.
 MOST_REPLAYED_PIXELS = 4096 * 4096
 
 
@@ -54,14 +55,14 @@ MOST_REPLAYED_PIXELS = 4096 * 4096
 class ARRCOCLayer(PretrainedModule, TokenSelector):
     """Decide which parts of a picture deserve tokens, given the question.
 
-    The initial weights are chosen, not random: an untrained layer is a deterministic, training-free selector.
+    The initial weights are fixed: an untrained layer is a deterministic, training-free selector.
 
-    On CUDA, without gradients, calls of one shape are recorded at the second and replayed as a CUDA graph from the
-    third on, which is several times faster. A recording keeps its working memory (about 20 MB for a picture of one
-    megapixel, 360 MB for twelve); `layer.use_graphs = False` turns that off.
+    On CUDA without gradients, the second call of a shape is recorded as a CUDA graph and later calls replay it, which
+    is several times faster. A recording keeps its working memory (about 20 MB for a picture of one megapixel, 360 MB
+    for twelve); `layer.use_graphs = False` turns recording off.
 
     Args:
-        config (`ARRCOCConfig`): see there.
+        config (`ARRCOCConfig`): the layer's settings.
         text_detector (`Callable`, *optional*): fills the `text` channel; its name is recorded in the config.
 
     Example:
@@ -84,11 +85,11 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
     def __init__(self, config: ARRCOCConfig, text_detector: TextDetector | None = None) -> None:
         super().__init__()
         self.text_detector: TextDetector | None
-        # not as a submodule, should it be one: it is neither trained nor saved with the layer
+        # never registered as a submodule: it is neither trained nor saved with the layer
         object.__setattr__(self, "text_detector", text_detector)
         self.config = record_detector(config, text_detector)
         self.project: nn.Linear | None = None
-        with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they were
+        with torch.random.fork_rng(devices=[]):  # leave the caller's random state alone
             if config.channels == "full":
                 self.project = nn.Linear(config.hidden_size, SEMANTIC_CHANNELS, bias=False)
             self.information = InformationScorer(config)
@@ -106,24 +107,24 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
 
     @property
     def default_budget(self) -> Budget:  # type: ignore[override]
-        """The budget of a call that names none."""
+        """The budget when a call gives none."""
         return self.config.budget
 
     @torch.no_grad()
     def _initialise(self, seed: int) -> None:
-        """Fixed orthogonal projections; what ends a learned correction is zero."""
+        """Fixed orthogonal projections; the last layer of each learned correction stays zero."""
         generator = torch.Generator("cpu").manual_seed(seed)
         last = (self.perspectival.correction[-1], self.balancer.correction[-1])
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Conv2d) and module not in last:
-                # drawn on the CPU, so that a layer made on any device is the same
-                drawn = torch.empty(module.weight.shape, device="cpu")
-                module.weight.copy_(nn.init.orthogonal_(drawn, generator=generator))
+                # drawn on the CPU, so that the weights are the same on any device
+                weight = torch.empty(module.weight.shape, device="cpu")
+                module.weight.copy_(nn.init.orthogonal_(weight, generator=generator))
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move between devices, but compute in float32 whatever the model around it is cast to."""
+        """Move between devices, but stay in float32 when the surrounding model is cast."""
 
         def move(value: Tensor) -> Tensor:
             moved = fn(value)
@@ -146,35 +147,35 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         details: bool = False,
         gather: bool = True,
     ) -> ARRCOCOutput:
-        """Choose tokens of a batch of pictures (or clips) that share one grid.
+        """Select tokens of a batch of pictures (or clips) that share one grid.
 
         Args:
             tokens (`Tensor` of shape `[B, N, D]`): the encoder's merged tokens.
             words (`Tensor` of shape `[B, Q, D]`): embeddings of the query's words.
             grid (`tuple[int, ...]`): `(h, w)` or `(t, h, w)` of the tokens.
-            cells (`tuple[int, ...]`, *optional*): the grid on which relevance is asked, if another.
-            picture (`Tensor` of shape `[B, 3, H, W]` or `[B, t, 3, H, W]`, *optional*): in [0, 1]; or, of one picture,
-                what was measured of it.
+            cells (`tuple[int, ...]`, *optional*): the grid to score, if it is finer than that of the tokens.
+            picture (`Tensor` of shape `[B, 3, H, W]` or `[B, t, 3, H, W]`, *optional*): in [0, 1]; or the
+                mipmaps of a single picture.
             word_mask (`Tensor` of shape `[B, Q]`, *optional*): False for padding words.
-            budget (`int`, `float` or `"auto"`, *optional*): wins over the config's.
-            previous (`PreviousFrame`, *optional*): see [`~ARRCOCLayer.remember`]; for single frames.
-            details (`bool`, *optional*, defaults to `False`): keep the texture and the pull of each word.
-            gather (`bool`, *optional*, defaults to `True`): give the kept tokens, not only where they are.
+            budget (`int`, `float` or `"auto"`, *optional*): overrides the config's.
+            previous (`PreviousFrame`, *optional*): from [`~ARRCOCLayer.remember`]; for single frames.
+            details (`bool`, *optional*, defaults to `False`): return the texture and the pull of each word.
+            gather (`bool`, *optional*, defaults to `True`): return the kept tokens, not only their indices.
         """
         grid = check_grid(grid)
         cells = grid if cells is None else check_grid(cells, "cells")
         count = resolve_budget(self.config.budget if budget is None else budget, cell_count(cells))
         frames = check_inputs(self.config, tokens, words, grid, cells, picture, word_mask, previous)
-        wanted: Budget = "auto" if count is None else count
-        settings = (grid, cells, wanted, previous)
-        plain = previous is not None or self.text_detector is not None or not self.use_graphs
-        seen = frames.colour if isinstance(frames, Mipmaps) else frames
-        small = seen is None or seen.numel() <= 3 * MOST_REPLAYED_PIXELS
-        if small and not plain and may_replay(tokens):
-            decided = self._replay(tokens, words, word_mask, frames, settings)
+        resolved: Budget = "auto" if count is None else count
+        settings = (grid, cells, resolved, previous)
+        recordable = previous is None and self.text_detector is None and self.use_graphs
+        pixels = frames.colour if isinstance(frames, Mipmaps) else frames
+        small = pixels is None or pixels.numel() <= 3 * MOST_REPLAYED_PIXELS
+        if small and recordable and may_replay(tokens):
+            results = self._replay(tokens, words, word_mask, frames, settings)
         else:
-            decided = self._decide(tokens, words, word_mask, frames, *settings)
-        scores, balance, plan, texture, pull, ends = decided
+            results = self._compute(tokens, words, word_mask, frames, *settings)
+        scores, balance, plan, texture, pull, ends = results
         batch = tokens.shape[0]
         report = read_report(torch.cat([ends, plan.report.flatten()]), batch, frames is not None)
         plan = finish_plan(plan, report, cell_count(cells))
@@ -207,23 +208,24 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         word_mask: Tensor | None,
         frames: Tensor | Mipmaps | None,
         settings: tuple[Any, ...],
-    ) -> _Decided:
-        """[`_decide`] as a CUDA graph, from the third call of one shape on."""
+    ) -> _Results:
+        """[`_compute`] through the cache of CUDA graphs."""
         weights = tuple(parameter.data_ptr() for parameter in self.parameters())
         inputs = (tokens, *pad_words(words, word_mask))
         if not isinstance(frames, Mipmaps):
-            replayed: _Decided = self._graphs(self._decide, (*inputs, frames), (*settings, weights))
-            return replayed
+            from_frames: _Results = self._graphs(self._compute, (*inputs, frames), (*settings, weights))
+            return from_frames
         count = len(frames.tensors)
 
-        def decide(tokens: Tensor, words: Tensor, mask: Tensor, *rest: Any) -> _Decided:
-            return self._decide(tokens, words, mask, frames.with_tensors(rest[:count]), *rest[count + 2 :])
+        # a recording takes tensors alone: the mipmaps are taken apart and put together again inside it
+        def compute(tokens: Tensor, words: Tensor, mask: Tensor, *rest: Any) -> _Results:
+            return self._compute(tokens, words, mask, frames.with_tensors(rest[:count]), *rest[count + 2 :])
 
-        measured = (frames.level, frames.size)
-        of_measures: _Decided = self._graphs(decide, (*inputs, *frames.tensors), (*measured, *settings, weights))
-        return of_measures
+        sizes = (frames.level, frames.size)
+        from_mipmaps: _Results = self._graphs(compute, (*inputs, *frames.tensors), (*sizes, *settings, weights))
+        return from_mipmaps
 
-    def _decide(
+    def _compute(
         self,
         tokens: Tensor,
         words: Tensor,
@@ -234,17 +236,17 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         budget: Budget,
         previous: PreviousFrame | None,
         weights: object = None,
-    ) -> _Decided:
-        """All of the work, without once waiting for the device; `weights` only tells recordings apart."""
+    ) -> _Results:
+        """Everything that needs no transfer to the host; `weights` only tells recordings apart."""
         batch = tokens.shape[0]
         texture = self.read_texture(tokens, grid, cells, frames, previous)
         information, perspectival, participation, balance = self.judge(texture, tokens, words, grid, word_mask)
-        by_frame = texture.view(batch, cells[0], -1, cells[1], cells[2])
+        by_frame = texture.view(batch, cells[0], -1, cells[1], cells[2])  # [B, t, C, h, w]
         with torch.no_grad():
             structure = None
             if frames is not None:
-                seen = texture.index_select(1, self.structure_channels)
-                structure = picture_structure(seen).view(batch, -1).amax(dim=1)
+                busy = texture.index_select(1, self.structure_channels)  # [B * t, 5, h, w]
+                structure = picture_structure(busy).view(batch, -1).amax(dim=1)  # [B]
             # [B, t, C, h, w] -> [B, N, C]
             features = tokens if cells == grid else by_frame.transpose(1, 2).flatten(2).mT
             visited = None
@@ -261,7 +263,7 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
     def judge(
         self, texture: Tensor, tokens: Tensor, words: Tensor, grid: Grid, word_mask: Tensor | None = None
     ) -> Judgement:
-        """Score and balance a texture `[B * t, C, h, w]`; what comes before has no weights but the projection."""
+        """Score and balance a texture `[B * t, C, h, w]`: all learned weights but the semantic projection act here."""
         shape = (tokens.shape[0], -1, *texture.shape[2:])
         information = self.information(texture).view(shape)
         perspectival = self.perspectival(texture).view(shape)
@@ -270,7 +272,7 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         return Judgement(information, perspectival, participation, balance)
 
     def project_again(self, texture: Tensor, tokens: Tensor, grid: Grid) -> Tensor:
-        """A texture `[B * t, C, h, w]` that was kept, with its semantic channels as the projection makes them now."""
+        """A stored texture `[B * t, C, h, w]` with semantic channels from the current projection."""
         size = (texture.shape[2], texture.shape[3])
         return put_semantic(texture, self._semantic(tokens, grid, size), self.config.channels)
 
@@ -285,18 +287,18 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         frames: Tensor | Mipmaps | None,
         previous: PreviousFrame | None = None,
     ) -> Tensor:
-        """Texture `[B * t, C, h, w]` in float32 of frames `[B * t, 3, H, W]` or their measures, if there are any."""
+        """Texture `[B * t, C, h, w]` in float32 of frames `[B * t, 3, H, W]` or mipmaps, or of the tokens alone."""
         semantic = self._semantic(tokens, grid, (cells[1], cells[2]))
         if frames is None:
             return blank_texture(self.config, tokens.shape[0], cells, semantic, tokens.device)
         return picture_texture(self.config, frames, cells, semantic, previous, self.text_detector)
 
     def check(self, queries: Sequence[VisualQuery]) -> None:
-        """Refuse models of another width."""
+        """Raise if the model has another width than the layer."""
         check_width(self.config, queries)
 
     def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:
-        """Choose tokens of pictures of any sizes."""
+        """Select tokens of pictures of any sizes."""
         selections: dict[int, Selection] = {}
         for place, output in self.outputs(queries, budget):
             gate = straight_through(output.budgets[0]) if output.budgets.requires_grad else None
@@ -306,14 +308,14 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
     def outputs(
         self, queries: Sequence[VisualQuery], budget: Budget | None = None
     ) -> Iterator[tuple[int, ARRCOCOutput]]:
-        """The place of each query and what the layer makes of it; those of one size go through it together."""
+        """Yield the index and the output of each query; queries of one size are processed as a batch."""
         for places, inputs in group_queries(queries):
             output = self(**inputs, budget=budget, gather=False)
             for row, place in enumerate(places):
                 yield place, output.picture(row)
 
     def remember(self, output: ARRCOCOutput, picture: Tensor, previous: PreviousFrame | None = None) -> PreviousFrame:
-        """What the next frame of a stream should know of this one.
+        """Memory of this frame for the next frame of a stream.
 
         Example:
 
@@ -329,16 +331,16 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         ```
         """
         kept = output.kept_mask()[:, -1]
-        looked = kept.float()
-        age = torch.ones_like(looked)
+        fixations = kept.float()
+        age = torch.ones_like(fixations)
         if previous is not None and previous.age is not None:
             age = previous.age + 1
         if previous is not None and previous.fixations is not None:
-            looked = torch.maximum(looked, previous.fixations * FIXATION_FADE)
+            fixations = torch.maximum(fixations, previous.fixations * FIXATION_FADE)
         frame = picture[:, -1] if picture.ndim == 5 else picture
-        return PreviousFrame(frame, output.relevance[:, -1].detach(), age.masked_fill(kept, 0.0), looked)
+        return PreviousFrame(frame, output.relevance[:, -1].detach(), age.masked_fill(kept, 0.0), fixations)
 
 
 def straight_through(relevance: Tensor) -> Tensor:
-    """Straight-through gate: its value is exactly 1, its gradient is that of the relevance."""
+    """Straight-through gate: exactly 1 in value, with the gradient of the relevance."""
     return relevance - relevance.detach() + 1

@@ -1,8 +1,11 @@
 """Texture: a cheap multi-channel description `[B, C, h, w]` of the picture on the token grid.
 
-One pass over the pixels (`mipmaps.py`) gives block means and variances; every channel follows from these on the
-reduced picture. To change a channel, find its name below; to add one, add its name to the table and fill it under
-that name: the table alone decides the order.
+Pixel channels come from one pass over the pixels (`mipmaps.py`), temporal channels from the previous frame, and
+semantic channels from the encoder's tokens. To add a channel, add its name to the table and fill it under that name:
+the table alone decides the order.
+
+[`generate_texture_array`] is the public function. The layer calls [`picture_texture`], or [`blank_texture`] if it has
+tokens but no picture.
 """
 
 from __future__ import annotations
@@ -88,17 +91,17 @@ def generate_texture_array(
         image (`Tensor` of shape `[B, 3, H, W]`): float16, bfloat16 or float32, in [0, 1].
         grid (`tuple[int, int]`): rows and columns `(h, w)` of the token grid, any rectangle.
         channels (`str`, *optional*, defaults to `"core"`): `"core"` (13) or `"full"` (40); see `CHANNELS`.
-        previous (`PreviousFrame` or `Tensor`, *optional*): the frame before, or its picture alone.
+        previous (`PreviousFrame` or `Tensor`, *optional*): the previous frame, or its picture alone.
         semantic (`Tensor` of shape `[B, 16, h, w]`, *optional*): projections of the encoder's tokens in [0, 1];
-            the only channels that carry a gradient. Without it they are 0.5, which says nothing.
+            the only channels that carry a gradient. Without it they are 0.5 everywhere.
         text_detector (`Callable`, *optional*): replaces stroke density in the `text` channel.
-        gestalt_tokens (`int`, *optional*, defaults to 256): size of the overview, sets the scale of `detail_lost`.
-        cell_pixels (`int`, *optional*, defaults to 32): pixels a side that the encoder makes one token of.
-        check_values (`bool`, *optional*, defaults to `True`): refuse NaN and values outside [0, 1]; costs one
-            transfer from the device, so that the layer turns it off and checks together with all else.
+        gestalt_tokens (`int`, *optional*, defaults to 256): size of the overview; sets the scale of `detail_lost`.
+        cell_pixels (`int`, *optional*, defaults to 32): pixels a side of one token.
+        check_values (`bool`, *optional*, defaults to `True`): refuse NaN and values outside [0, 1]. This costs one
+            transfer from the device, so the layer turns it off and does all its checks in one transfer.
 
     Returns:
-        `Tensor` of shape `[B, C, h, w]` in the picture's type.
+        `Tensor` of shape `[B, C, h, w]` in the picture's dtype.
 
     Example:
 
@@ -132,27 +135,93 @@ def generate_texture_array(
 def describe(
     maps: Mipmaps, channels: ChannelSet, semantic: Tensor | None, gestalt_tokens: int = 256, cell_pixels: int = 32
 ) -> Tensor:
-    """[`generate_texture_array`] of a still picture that was measured already; float32."""
+    """[`generate_texture_array`] for a still picture whose mipmaps are already built; float32."""
     with torch.no_grad():
         by_name = _channels(maps, channels, None, gestalt_octave(maps.size, gestalt_tokens, cell_pixels))
         by_name |= temporal_channels(maps, None, None)
     return _join(by_name, maps, channels, semantic)
 
 
+def picture_texture(
+    config: ARRCOCConfig,
+    frames: Tensor | Mipmaps,
+    cells: Grid,
+    semantic: Tensor | None,
+    previous: PreviousFrame | None,
+    text_detector: TextDetector | None,
+) -> Tensor:
+    """Texture `[B * t, C, h, w]` in float32 of frames `[B * t, 3, H, W]`, or of a still picture's mipmaps.
+
+    In a clip, each frame's `previous` is the frame before it.
+    """
+    if isinstance(frames, Mipmaps):
+        return describe(frames, config.channels, semantic, config.gestalt_tokens, config.cell_pixels)
+    if previous is None and cells[0] > 1 and config.channels == "full":
+        clips = frames.view(-1, cells[0], *frames.shape[1:])  # [B, t, 3, H, W]
+        previous = PreviousFrame(torch.cat([clips[:, :1], clips[:, :-1]], dim=1).flatten(0, 1))
+    return generate_texture_array(
+        frames,
+        (cells[1], cells[2]),
+        config.channels,
+        previous=previous,
+        semantic=semantic,
+        text_detector=text_detector,
+        gestalt_tokens=config.gestalt_tokens,
+        cell_pixels=config.cell_pixels,
+        check_values=False,
+    ).float()
+
+
+def blank_texture(
+    config: ARRCOCConfig, batch: int, cells: Grid, semantic: Tensor | None, device: torch.device
+) -> Tensor:
+    """Texture `[B * t, C, h, w]` without a picture: zeros, but for the semantic channels."""
+    blank = torch.zeros(batch * cells[0], len(CHANNELS[config.channels]), cells[1], cells[2], device=device)
+    return put_semantic(blank, semantic, config.channels)
+
+
+def text_channel(texture: Tensor, channels: ChannelSet, windows: bool) -> Tensor | None:
+    """Text likelihood `[B, t, h, w]` from a texture `[B, t, C, h, w]`; None if the channel set has no `text`.
+
+    Strokes fill only a little of a window of several cells, so with `windows` it is relative to the picture's maximum.
+    """
+    if "text" not in CHANNELS[channels]:
+        return None
+    text = texture[:, :, CHANNELS[channels]["text"]]
+    return text / text.amax(dim=(1, 2, 3), keepdim=True).clamp(min=1e-3) if windows else text
+
+
+def semantic_channels(projection: Tensor, tokens: Tensor, grid: Grid, size: tuple[int, int]) -> Tensor:
+    """Semantic channels `[B * t, 16, h, w]` in [0, 1]: tokens `[B, N, D]` projected by `[16, D]` and resized."""
+    values = F.linear(unit_rows(tokens), projection.to(tokens.dtype)).float()  # [B, N, 16]
+    # a projection of a unit vector has a deviation of about 1 / sqrt(D): scaled to 1 for the sigmoid
+    values = torch.sigmoid(values * math.sqrt(tokens.shape[-1]))
+    values = values.view(-1, grid[1], grid[2], SEMANTIC_CHANNELS).permute(0, 3, 1, 2)  # [B * t, 16, h, w]
+    return resize(values, size)
+
+
+def put_semantic(texture: Tensor, semantic: Tensor | None, channels: str) -> Tensor:
+    """The texture `[B * t, C, h, w]` with its semantic channels replaced; unchanged if `semantic` is None."""
+    if semantic is None:
+        return texture
+    first = CHANNELS[channels]["semantic_0"]
+    return torch.cat([texture[:, :first], semantic, texture[:, first + SEMANTIC_CHANNELS :]], dim=1)
+
+
 def gestalt_octave(size: Sequence[int], gestalt_tokens: int = 256, cell_pixels: int = 32) -> float:
-    """Octaves between a picture of a size and a gestalt of so many tokens, each of `cell_pixels` a side."""
+    """Octaves between a picture of `size` and a gestalt of `gestalt_tokens` tokens, each `cell_pixels` a side."""
     return 0.5 * math.log2(max(1.0, size[0] * size[1] / (gestalt_tokens * cell_pixels**2)))
 
 
 def coarsest_level(size: Sequence[int], gestalt_tokens: int = 256, cell_pixels: int = 32) -> int:
-    """The coarsest mip level that the channels ask for."""
+    """The coarsest mip level that the channels need."""
     return math.ceil(gestalt_octave(size, gestalt_tokens, cell_pixels)) + 1
 
 
 def _channels(maps: Mipmaps, channels: ChannelSet, text: Tensor | None, octave: float) -> dict[str, Tensor]:
-    seen = _look(maps)
-    own = _core_channels(maps, seen) if channels == "core" else _full_channels(maps, seen, text, octave)
-    return _place_channels(maps) | own
+    features = _extract_features(maps)
+    rest = _core_channels(maps, features) if channels == "core" else _full_channels(maps, features, text, octave)
+    return _place_channels(maps) | rest
 
 
 def _join(by_name: dict[str, Tensor], maps: Mipmaps, channels: ChannelSet, semantic: Tensor | None) -> Tensor:
@@ -174,53 +243,6 @@ def _place_channels(maps: Mipmaps) -> dict[str, Tensor]:
     return _named(("red", "green", "blue"), maps.cells) | _named(("y", "x", "eccentricity"), place)
 
 
-class _Seen(NamedTuple):
-    """What both sets of channels are made of."""
-
-    gradients: Tensor  # [B, 2, H / f, W / f]
-    magnitude: Tensor  # [B, 1, H / f, W / f]
-    edges: Tensor  # [B, 1, h, w]
-    contrast: Tensor  # [B, 3, h, w]: intensity, colour, orientation
-    rarity: Tensor  # [B, 1, h, w]
-
-
-def _look(maps: Mipmaps) -> _Seen:
-    gradients, magnitude = gradient(maps.intensity)
-    # opponent colours are halved into the range of the others: [B, 5, H / f, W / f]
-    turned = 2 * orientation(gradients, magnitude)
-    features = torch.cat([maps.intensity, opponent_colours(maps.colour) / 2, turned], dim=1)
-    edges = (2 * pool_to(magnitude, maps.grid)).clamp_(max=1)
-    return _Seen(gradients, magnitude, edges, centre_surround(features, maps.grid), colour_rarity(maps.cells))
-
-
-def _core_channels(maps: Mipmaps, seen: _Seen) -> dict[str, Tensor]:
-    return {
-        **_named(("sobel_x", "sobel_y"), (0.5 + pool_to(seen.gradients, maps.grid)).clamp_(0, 1)),
-        "sobel_magnitude": seen.edges,
-        **_named(("saliency_intensity", "saliency_color", "saliency_orientation"), seen.contrast),
-        "local_variance": maps.cell_deviation(),
-        "color_rarity": seen.rarity,
-    }
-
-
-def _full_channels(maps: Mipmaps, seen: _Seen, text: Tensor | None, octave: float) -> dict[str, Tensor]:
-    high = maps.deviation(maps.level + 1)
-    grey = pool_to(maps.intensity, maps.grid)
-    clusters = cluster_cells(torch.cat([grey, opponent_colours(maps.cells), seen.edges, high], dim=1))
-    return {
-        "edges": seen.edges,
-        "inverted_edges": 1 - seen.edges,
-        "high_pass": high,
-        "low_pass": F.avg_pool2d(grey, 3, stride=1, padding=1, count_include_pad=False),
-        "saliency": seen.contrast.mean(dim=1, keepdim=True) * (0.5 + 0.5 * seen.rarity),
-        "edge_distance": edge_distance(seen.magnitude, maps.grid),
-        **_named(("cluster_largest", "cluster_second", "cluster_third"), clusters),
-        "text": stroke_density(seen.gradients, maps.grid) if text is None else text,
-        "detail_lost": maps.deviation(octave),
-        "detail_lost_octave": maps.deviation(octave + 1),
-    }
-
-
 @constant
 def _positions(grid: tuple[int, int], device: torch.device) -> Tensor:
     """y, x and eccentricity `[1, 3, h, w]`, made once per grid and device."""
@@ -231,27 +253,74 @@ def _positions(grid: tuple[int, int], device: torch.device) -> Tensor:
     return torch.stack([y, x, distance.clamp(max=1)])[None]
 
 
+class _Features(NamedTuple):
+    """Features that both channel sets are built from."""
+
+    gradients: Tensor  # [B, 2, H / f, W / f]
+    magnitude: Tensor  # [B, 1, H / f, W / f]
+    edges: Tensor  # [B, 1, h, w]
+    contrast: Tensor  # [B, 3, h, w]: intensity, colour, orientation
+    rarity: Tensor  # [B, 1, h, w]
+
+
+def _extract_features(maps: Mipmaps) -> _Features:
+    gradients, magnitude = gradient(maps.intensity)
+    oriented = 2 * orientation(gradients, magnitude)  # [B, 2, H / f, W / f]
+    # opponent colours are halved to match the range of the others
+    stacked = torch.cat([maps.intensity, opponent_colours(maps.colour) / 2, oriented], dim=1)  # [B, 5, H / f, W / f]
+    edges = (2 * pool_to(magnitude, maps.grid)).clamp_(max=1)
+    return _Features(gradients, magnitude, edges, centre_surround(stacked, maps.grid), colour_rarity(maps.cells))
+
+
+def _core_channels(maps: Mipmaps, features: _Features) -> dict[str, Tensor]:
+    return {
+        **_named(("sobel_x", "sobel_y"), (0.5 + pool_to(features.gradients, maps.grid)).clamp_(0, 1)),
+        "sobel_magnitude": features.edges,
+        **_named(("saliency_intensity", "saliency_color", "saliency_orientation"), features.contrast),
+        "local_variance": maps.cell_deviation(),
+        "color_rarity": features.rarity,
+    }
+
+
+def _full_channels(maps: Mipmaps, features: _Features, text: Tensor | None, octave: float) -> dict[str, Tensor]:
+    high = maps.deviation(maps.level + 1)
+    grey = pool_to(maps.intensity, maps.grid)
+    clusters = cluster_cells(torch.cat([grey, opponent_colours(maps.cells), features.edges, high], dim=1))
+    return {
+        "edges": features.edges,
+        "inverted_edges": 1 - features.edges,
+        "high_pass": high,
+        "low_pass": F.avg_pool2d(grey, 3, stride=1, padding=1, count_include_pad=False),
+        "saliency": features.contrast.mean(dim=1, keepdim=True) * (0.5 + 0.5 * features.rarity),
+        "edge_distance": edge_distance(features.magnitude, maps.grid),
+        **_named(("cluster_largest", "cluster_second", "cluster_third"), clusters),
+        "text": stroke_density(features.gradients, maps.grid) if text is None else text,
+        "detail_lost": maps.deviation(octave),
+        "detail_lost_octave": maps.deviation(octave + 1),
+    }
+
+
 def _detected_text(detector: TextDetector, image: Tensor, grid: tuple[int, int]) -> Tensor:
-    found = detector(image)
-    if found.ndim != 3 or found.shape[0] != image.shape[0]:
-        raise ValueError(f"`text_detector` must return [B, h, w] with B={image.shape[0]}, got {tuple(found.shape)}")
-    return pool_to(found[:, None].float(), grid).clamp_(0, 1)
+    text = detector(image)
+    if text.ndim != 3 or text.shape[0] != image.shape[0]:
+        raise ValueError(f"`text_detector` must return [B, h, w] with B={image.shape[0]}, got {tuple(text.shape)}")
+    return pool_to(text[:, None].float(), grid).clamp_(0, 1)  # [B, 1, h, w]
 
 
 def check_range(image: Tensor, name: str = "image") -> None:
-    """Refuse NaN, infinity and values outside [0, 1]; one transfer from the device."""
+    """Raise for NaN, infinity and values outside [0, 1]; costs one transfer from the device."""
     low, high = torch.stack(torch.aminmax(image)).tolist()
     raise_for_range(low, high, name)
 
 
 def raise_for_range(low: float, high: float, name: str) -> None:
-    """Raise if a picture's extremes, already on the host, are not those of a picture in [0, 1]."""
+    """Raise if `low` and `high`, a picture's smallest and largest value, are not finite or not in [0, 1]."""
     if not (math.isfinite(low) and math.isfinite(high)):
         raise ValueError(f"`{name}` contains NaN or infinity; every value must lie in [0, 1]")
     if low < 0 or high > 1:
         raise ValueError(
             f"`{name}` must lie in [0, 1], got values from {low:.4g} to {high:.4g}; "
-            "divide 8-bit pictures by 255, undo the processor's normalisation with `picture_from_patches`"
+            "divide 8-bit pictures by 255, or undo the processor's normalisation with `picture_from_patches`"
         )
 
 
@@ -274,69 +343,3 @@ def _check_inputs(image: Tensor, grid: tuple[int, int], channels: str, semantic:
         if tuple(semantic.shape) != expected:
             raise ValueError(f"`semantic` must have shape {expected}, got {tuple(semantic.shape)}")
     return grid[0], grid[1]
-
-
-def semantic_channels(projection: Tensor, tokens: Tensor, grid: Grid, size: tuple[int, int]) -> Tensor:
-    """Semantic channels `[B * t, 16, h, w]` in [0, 1] of tokens `[B, N, D]`, by a projection `[16, D]`."""
-    seen = F.linear(unit_rows(tokens), projection.to(tokens.dtype)).float()  # [B, N, 16]
-    # a projection of a unit vector has deviation 1 / sqrt(D); two of them reach 0 and 1
-    seen = torch.sigmoid(seen * math.sqrt(tokens.shape[-1]))
-    seen = seen.view(-1, grid[1], grid[2], SEMANTIC_CHANNELS).permute(0, 3, 1, 2)  # [B * t, 16, h, w]
-    return resize(seen, size)
-
-
-def put_semantic(texture: Tensor, semantic: Tensor | None, channels: str) -> Tensor:
-    """A texture `[B * t, C, h, w]` with these semantic channels instead of its own."""
-    if semantic is None:
-        return texture
-    first = CHANNELS[channels]["semantic_0"]
-    return torch.cat([texture[:, :first], semantic, texture[:, first + SEMANTIC_CHANNELS :]], dim=1)
-
-
-def blank_texture(
-    config: ARRCOCConfig, batch: int, cells: Grid, semantic: Tensor | None, device: torch.device
-) -> Tensor:
-    """The texture where there is no picture: all that is known is semantic."""
-    blank = torch.zeros(batch * cells[0], len(CHANNELS[config.channels]), cells[1], cells[2], device=device)
-    return put_semantic(blank, semantic, config.channels)
-
-
-def picture_texture(
-    config: ARRCOCConfig,
-    frames: Tensor | Mipmaps,
-    cells: Grid,
-    semantic: Tensor | None,
-    previous: PreviousFrame | None,
-    text_detector: TextDetector | None,
-) -> Tensor:
-    """Texture `[B * t, C, h, w]` in float32 of frames `[B * t, 3, H, W]`; each of a clip knows the one before.
-
-    A still picture may have been measured already.
-    """
-    if isinstance(frames, Mipmaps):
-        return describe(frames, config.channels, semantic, config.gestalt_tokens, config.cell_pixels)
-    if previous is None and cells[0] > 1 and config.channels == "full":
-        clips = frames.view(-1, cells[0], *frames.shape[1:])
-        previous = PreviousFrame(torch.cat([clips[:, :1], clips[:, :-1]], dim=1).flatten(0, 1))
-    return generate_texture_array(
-        frames,
-        (cells[1], cells[2]),
-        config.channels,
-        previous=previous,
-        semantic=semantic,
-        text_detector=text_detector,
-        gestalt_tokens=config.gestalt_tokens,
-        cell_pixels=config.cell_pixels,
-        check_values=False,
-    ).float()
-
-
-def text_channel(texture: Tensor, channels: ChannelSet, windows: bool) -> Tensor | None:
-    """How likely there is text `[B, t, h, w]` in a texture `[B, t, C, h, w]`; None if it has no such channel.
-
-    In windows of several cells, strokes take little room: there it is relative to the most of a picture.
-    """
-    if "text" not in CHANNELS[channels]:
-        return None
-    text = texture[:, :, CHANNELS[channels]["text"]]
-    return text / text.amax(dim=(1, 2, 3), keepdim=True).clamp(min=1e-3) if windows else text

@@ -99,13 +99,13 @@ def test_tensions_start_neutral_and_can_be_learned(index):
     torch.testing.assert_close(moved[others], start[others])
 
 
-def test_relevance_learns_to_shine_on_the_next_cells():
+def test_relevance_learns_to_spread_to_neighbouring_cells():
     balancer = AdaptiveTensionBalancer(CONFIG)
     peak = torch.zeros(1, 1, 5, 5)
     peak[0, 0, 2, 2] = 1.0
-    assert torch.equal(balancer._light_around(peak), peak)  # not before
+    assert torch.equal(balancer._spread_around(peak), peak)  # not before
     with torch.no_grad():
         balancer.spread.copy_(torch.tensor([0.5, 0.25]))
-    lit = balancer._light_around(peak)[0, 0]
+    lit = balancer._spread_around(peak)[0, 0]
     assert lit[2, 2] == 1
     assert lit[2, 1] == lit[2, 3] > lit[1, 2] == lit[3, 2] > lit[1, 1] == 0
