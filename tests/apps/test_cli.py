@@ -140,6 +140,7 @@ def test_json_with_out_writes_the_sheet_and_still_prints_only_json(pictures):
     assert os.listdir() == ["drawn.png"]
 
 
+@pytest.mark.slow
 def test_sheet_of_the_full_set_is_taller_than_that_of_the_core_set(pictures):
     heights = []
     for channels in CHANNELS:
@@ -233,6 +234,7 @@ def test_a_picture_that_no_model_reads_is_one_line():
         assert os.listdir() == ["line.png"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["[bold].png", "s[a].png", "a[", ":smile:.png", "x y.png"])
 def test_name_of_the_sheet_is_printed_as_it_is(pictures, name):
     if not name.endswith(".png"):  # the closing tag of a markup that was never opened

@@ -46,10 +46,8 @@ def held_out(world, kind):
     return [make_example(world, split_seed("test", 10**6 + index), kind, size) for index in range(count)]
 
 
-@pytest.mark.parametrize(
-    ("world", "kind"),
-    [pytest.param(*pair, marks=() if pair == ("scenes", "read") else pytest.mark.slow) for pair in KINDS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("world", "kind"), KINDS)
 def test_it_answers_what_it_was_made_for(vlm, world, kind):
     samples = held_out(world, kind)
     score = exact_match(samples, answer_examples(vlm.model, vlm.processor, samples))

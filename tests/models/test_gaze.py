@@ -472,6 +472,7 @@ def test_a_file_of_200_megapixels_takes_less_than_twice_its_decoded_size(tmp_pat
     assert more < 2 * 3 * size[0] * size[1]
 
 
+@pytest.mark.slow
 def test_the_question_moves_the_fixations_from_top_to_bottom():
     vlm = ARRCOCQwen.from_pretrained()
     for seed in range(20):  # a page that has both

@@ -143,6 +143,7 @@ def test_what_decides_the_features_decides_their_name(tmp_path, vlm):
     assert key(str(path)) != before
 
 
+@pytest.mark.slow
 def test_going_on_with_other_settings_or_another_model_is_refused(cache, tmp_path):
     run(tmp_path / "out", cache, 4)
     with pytest.raises(ValueError, match=r"was begun with steps 4, not 5"):
