@@ -207,12 +207,12 @@ def test_dtype_attention_and_device_pass_through(directory):
 
 
 def test_that_the_layer_is_untrained_is_said_once(directory, caplog):
-    loading._say_untrained.cache_clear()
+    loading._warn_untrained.cache_clear()
     with caplog.at_level(logging.WARNING, logger="arr_coc.inference.load"):
         for _ in range(2):
             ARRCOCQwen.from_pretrained(directory)
     assert [record.getMessage() for record in caplog.records if "untrained" in record.getMessage()] == [
-        "no selector was given: the layer is untrained, which makes it a training-free selector"
+        "no selector was given: using the untrained layer, which is a training-free selector"
     ]
 
 
@@ -245,7 +245,7 @@ def test_what_cannot_be_opened_is_said_in_one_line(directory, tmp_path):
         ({"base": tmp_path / "text"}, "bert is not supported; supported are .*qwen3_vl"),
         ({"base": tmp_path / "empty"}, "cannot be opened as a model"),
         ({"base": directory, "selector": tmp_path / "narrow"}, "made for models of width 32, this one has 64"),
-        ({"selector": tmp_path / "narrow"}, "is no selector that records its base model; name one with `base`"),
+        ({"selector": tmp_path / "narrow"}, "is not a selector that names its base model; pass `base`"),
         ({"base": directory, "dtype": "float13"}, "`dtype` must be 'auto' or one of torch's, .* got 'float13'"),
         ({"base": directory, "mode": "best"}, "`mode` must be one of prune, weight, saccade, got 'best'"),
     ]

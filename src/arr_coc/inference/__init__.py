@@ -1,1 +1,1 @@
-"""Running a model on the tokens that were chosen: the session, `attach`, `ARRCOCQwen`, opening models, prompts."""
+"""Running a model on the tokens that a selector keeps: the session, `attach`, `ARRCOCQwen`, loading, prompts."""

@@ -24,7 +24,7 @@ from arr_coc.inference.load import (
     load_processor,
     load_selector,
 )
-from arr_coc.inference.messages import Message, Shown, check_messages, make_inputs, make_messages, put_stand_ins
+from arr_coc.inference.messages import Message, PictureLike, check_messages, make_inputs, make_messages, put_stand_ins
 from arr_coc.inference.session import Run, Session
 from arr_coc.prompting.question import ChatTokens
 from arr_coc.prompting.settings import Mode, OnError, Settings
@@ -39,7 +39,7 @@ STAGES = ("encode", "select", "prefill", "decode")
 
 @dataclass(frozen=True)
 class TokenCount:
-    """Visual tokens: of the full prompt, and those the language model read."""
+    """Number of visual tokens in the full prompt, and of those the language model read."""
 
     full: int
     used: int
@@ -50,15 +50,17 @@ class Answer:
     """An answer and how it came about.
 
     Args:
-        text (`str`): what the model said.
-        outputs (`tuple[ARRCOCOutput | None, ...]`): what the selector saw, one per picture.
-        kept (`tuple[tuple[Grid, ndarray], ...]`): for each picture its grid and the cells whose tokens were read.
-        tokens (`TokenCount`): `full` and `used`; inside the language model, `used` counts those that go on.
-        strategy (`str`): how tokens were chosen: `"relevance"`, `"grid"`, `"all"`, `"weight"`, or the selector's own.
+        text (`str`): the model's answer.
+        outputs (`tuple[ARRCOCOutput | None, ...]`): the layer's output for each picture; None from other selectors.
+        kept (`tuple[tuple[Grid, ndarray], ...]`): for each picture, its grid and the cells whose tokens were read.
+        tokens (`TokenCount`): `full` and `used`. If tokens are dropped inside the language model, `used` counts those
+            that reach its later layers.
+        strategy (`str`): how tokens were chosen: `"relevance"`, `"grid"`, `"all"`, `"weight"`, `"saccade"`, or the
+            selector's name.
         reason (`str`): why, in words.
         timings_ms (`dict[str, float]`): milliseconds by stage: encode, select, prefill, decode.
-        words (`tuple[str, ...]`): the question's words as the model reads them.
-        budget (`int`, `float` or `"auto"`, *optional*): the budget that was used; None where all tokens stay.
+        words (`tuple[str, ...]`): the question, token by token.
+        budget (`int`, `float` or `"auto"`, *optional*): the budget in effect; None if all tokens stay.
     """
 
     text: str
@@ -73,7 +75,7 @@ class Answer:
 
     @property
     def output(self) -> ARRCOCOutput | None:
-        """What the selector saw of the (first) picture; None if all tokens were read."""
+        """The layer's output for the first picture; None if it has none."""
         return self.outputs[0] if self.outputs else None
 
     def __str__(self) -> str:
@@ -83,11 +85,11 @@ class Answer:
 class ARRCOCQwen(nn.Module):
     """A frozen vision-language model that looks where the question points.
 
-    `forward` and `generate` take what the base model's do; `answer` is for people.
+    `forward` and `generate` take the base model's arguments; `answer` takes pictures and a question.
 
     Args:
         model (`nn.Module`): a supported model.
-        processor (`ProcessorMixin`): its processor.
+        processor (`ProcessorMixin`): the model's processor.
         selector (`TokenSelector`, `PictureSelector` or `LanguageSelector`): decides which visual tokens stay.
         mode, budget, query_layers, on_error, gaze: as in [`prepare`].
 
@@ -122,14 +124,14 @@ class ARRCOCQwen(nn.Module):
         settings = Settings(mode, budget, None, query_layers, chat, on_error, None, gaze)
         self.model = model
         self.processor = processor
-        plain = model.__call__, model.generate
-        self._calls = Calls(Session(open_family(model), selector, settings, *plain), *plain)
+        originals = model.__call__, model.generate
+        self._calls = Calls(Session(open_family(model), selector, settings, *originals), *originals)
         self.selector = selector
         self.train(model.training)
 
     @property
     def selector(self) -> Selector:
-        """What decides which visual tokens stay; may be set anew."""
+        """Decides which visual tokens stay; may be replaced."""
         return self._calls.session.selector
 
     @selector.setter
@@ -138,30 +140,30 @@ class ARRCOCQwen(nn.Module):
         self._modules["selector"] = selector if isinstance(selector, nn.Module) else None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "selector":  # by the property: torch would only take another module
+        if name == "selector":  # use the property: torch would accept modules only
             object.__setattr__(self, name, value)
         else:
             super().__setattr__(name, value)
 
-    # Under the base's own signatures, which trainers and `generate` read.
+    # These show the base model's signatures, which trainers and `generate` inspect.
     @property
     def forward(self) -> Any:  # type: ignore[override]
-        """As the base's, with tokens selected on the way."""
+        """The base model's `forward` on the tokens that the selector keeps."""
         return Replacement(self.model, "forward", self._calls.forward)
 
     @property
     def generate(self) -> Any:
-        """As the base's, with tokens selected on the way and the full prompt in front."""
+        """The base model's `generate` on the tokens that the selector keeps; the result has the full prompt."""
         return Replacement(self.model, "generate", self._calls.generate)
 
     @property
     def config(self) -> Any:
-        """The base's configuration."""
+        """The base model's configuration."""
         return self.model.config
 
     @property
     def device(self) -> torch.device:
-        """Where the base begins."""
+        """The device of the base model's first weights."""
         device: torch.device = self.model.device
         return device
 
@@ -184,44 +186,46 @@ class ARRCOCQwen(nn.Module):
         token: str | bool | None = None,
         **model_kwargs: Any,
     ) -> ARRCOCQwen:
-        """Open a model, its processor and a selector, for inference: the base is frozen.
+        """Load a model, its processor and a selector for inference; the model is frozen.
 
         Args:
-            base (`str` or `Path`, *optional*): directory or Hub id of a supported model; of a selector, to open the
-                base it records. By default, and as `"embedded"`, the embedded model.
+            base (`str` or `Path`, *optional*): directory or Hub id of a supported model, or of a selector, to load the
+                model it was trained for. The default, also called `"embedded"`, is the embedded model.
             selector (`str`, `Path` or selector, *optional*): a registered name, a directory, a Hub id, or a selector
-                itself. By default the one that comes with the embedded model; for others the untrained layer, which
-                is said in the log. One that was trained with LoRA brings its matrices along, one that was trained
-                with the base's last layers brings that base.
+                object. The default is the embedded model's own selector; for other models it is the untrained layer,
+                with a warning in the log. A selector trained with LoRA also loads its adapter; one trained with the
+                model's last layers also loads that model.
             mode, budget, query_layers, on_error: as in [`prepare`].
-            dtype, device_map, attn_implementation, revision: of the base, as in transformers; the embedded model is
-                opened in float32 unless a dtype is named.
-            cache_dir, local_files_only, token: of the Hub, for all parts.
-            model_kwargs: further arguments for the base, such as `quantization_config`.
+            dtype, device_map, attn_implementation, revision: of the model, as in transformers; the embedded model is
+                loaded in float32 unless a dtype is given.
+            cache_dir, local_files_only, token: Hub options for the model, its processor and the selector.
+            model_kwargs: further arguments for the model, such as `quantization_config`.
         """
         hub = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
         base, selector = find_base(base, selector, **hub)
         if dtype == "auto" and str(base) in (EMBEDDED, EMBEDDED_MODEL):
-            dtype = torch.float32  # small enough, and CPUs are slow in bf16
-        of_base = {**hub, "revision": revision}
-        placed = {} if device_map is None else {"device_map": device_map}
-        attention = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
-        processor = load_processor(base, **of_base)
-        model = load_model(base, dtype=dtype, **placed, **attention, **of_base, **model_kwargs).requires_grad_(False)
+            dtype = torch.float32  # it is small, and CPUs are slow in bf16
+        base_hub = {**hub, "revision": revision}
+        if device_map is not None:
+            model_kwargs["device_map"] = device_map
+        if attn_implementation is not None:
+            model_kwargs["attn_implementation"] = attn_implementation
+        processor = load_processor(base, **base_hub)
+        model = load_model(base, dtype=dtype, **base_hub, **model_kwargs).requires_grad_(False)
         if has_adapter(selector, **hub):
             model = load_adapter(model, selector, **hub)  # type: ignore[arg-type]  # a name, not a selector
-        opened = load_selector(selector, model, **hub)
-        return cls(model, processor, opened, mode=mode, budget=budget, query_layers=query_layers, on_error=on_error)
+        loaded = load_selector(selector, model, **hub)
+        return cls(model, processor, loaded, mode=mode, budget=budget, query_layers=query_layers, on_error=on_error)
 
     @property
     def output(self) -> list[ARRCOCOutput | None]:
-        """What the selector saw in the last `forward` or `generate`, one per picture."""
+        """The layer's output in the last `forward` or `generate`, one per picture; None from other selectors."""
         return self._calls.last.outputs
 
     @torch.no_grad()
     def answer(
         self,
-        pictures: Shown | Message | Iterable[Shown | Message],
+        pictures: PictureLike | Message | Iterable[PictureLike | Message],
         question: str | None = None,
         *,
         budget: Budget | None = None,
@@ -237,31 +241,30 @@ class ARRCOCQwen(nn.Module):
 
         Args:
             pictures (a path, a `PIL.Image.Image`, an array `[H, W, 3]` of bytes, several of them, or messages):
-                messages have transformers' form and may carry the question themselves.
-            question (`str`, *optional*): what is asked.
-            budget (`int`, `float` or `"auto"`, *optional*): visual tokens per picture; wins over the object's.
+                messages have transformers' format and may contain the question.
+            question (`str`, *optional*): may be left out if the messages contain it.
+            budget (`int`, `float` or `"auto"`, *optional*): visual tokens per picture; overrides the object's.
             mode (`str`, *optional*): `"full"` (the plain model), `"prune"`, `"weight"`, or `"saccade"`, which looks at
-                the pictures at their own resolution; wins over the object's.
-            gaze (`Gaze`, *optional*): of mode `"saccade"`; wins over the object's.
-            details (`bool`, *optional*, defaults to `False`): keep what a layer saw: its texture, and the pull of each
-                word.
-            streamer (`BaseStreamer`, *optional*): gets the answer as it is written.
+                the pictures at their own resolution; overrides the object's.
+            gaze (`Gaze`, *optional*): for mode `"saccade"`; overrides the object's.
+            details (`bool`, *optional*, defaults to `False`): keep the layer's texture and the pull of each word.
+            streamer (`BaseStreamer`, *optional*): receives the answer token by token.
             max_new_tokens, do_sample, generation: as in `generate`; one answer, greedy by default.
         """
-        refused = {"num_return_sequences", "return_dict_in_generate", "generation_config"} & set(generation)
-        if refused:
-            raise ValueError(f"`answer` gives one text, so it takes no {sorted(refused)[0]}; use `generate`")
-        mode, session, inputs = self._open(pictures, question, budget, mode, gaze, details)
+        wrong = {"num_return_sequences", "return_dict_in_generate", "generation_config"} & set(generation)
+        if wrong:
+            raise ValueError(f"`answer` returns one text, so it takes no {sorted(wrong)[0]}; use `generate`")
+        mode, session, inputs = self._open_session(pictures, question, budget, mode, gaze, details)
         greedy = {} if do_sample else {"temperature": None, "top_p": None, "top_k": None}
         options = {**greedy, "do_sample": do_sample, "max_new_tokens": max_new_tokens, "streamer": streamer}
         run = session.generate({**inputs, **options, **generation}, Stopwatch(self.device))
         text = "" if run.generated is None else self.processor.decode(run.generated[0], skip_special_tokens=True)
-        return self._report(run, mode, text.strip())
+        return self._make_answer(run, mode, text.strip())
 
     @torch.no_grad()
     def look(
         self,
-        pictures: Shown | Message | Iterable[Shown | Message],
+        pictures: PictureLike | Message | Iterable[PictureLike | Message],
         question: str | None = None,
         *,
         budget: Budget | None = None,
@@ -269,33 +272,33 @@ class ARRCOCQwen(nn.Module):
         gaze: Gaze | None = None,
         details: bool = True,
     ) -> Answer:
-        """What [`~ARRCOCQwen.answer`] would read, without an answer: its text is empty.
+        """Choose tokens as [`~ARRCOCQwen.answer`] does, without answering: the text is empty.
 
         Args:
             pictures, question, budget, mode, gaze, details: as in [`~ARRCOCQwen.answer`].
         """
-        mode, session, inputs = self._open(pictures, question, budget, mode, gaze, details)
-        return self._report(session.look(inputs, Stopwatch(self.device)), mode, "")
+        mode, session, inputs = self._open_session(pictures, question, budget, mode, gaze, details)
+        return self._make_answer(session.look(inputs, Stopwatch(self.device)), mode, "")
 
-    def _open(
+    def _open_session(
         self,
-        pictures: Shown | Message | Iterable[Shown | Message],
+        pictures: PictureLike | Message | Iterable[PictureLike | Message],
         question: str | None,
         budget: Budget | None,
         mode: AnswerMode | None,
         gaze: Gaze | None,
         details: bool,
     ) -> tuple[AnswerMode, Session, dict[str, Any]]:
-        """The mode, a session in it, and the inputs of a question."""
-        own = self._calls.session
-        mode = mode or own.settings.mode
+        """The mode, a session in that mode, and the model's inputs."""
+        defaults = self._calls.session.settings
+        mode = mode or defaults.mode
         if mode not in get_args(AnswerMode):
             raise ValueError(f"`mode` must be one of {', '.join(get_args(AnswerMode))}, got {mode!r}")
         settings = replace(
-            own.settings,
+            defaults,
             mode="prune" if mode == "full" else mode,
-            budget=own.settings.budget if budget is None else budget,
-            gaze=gaze or (own.settings.gaze if mode == "saccade" else None),
+            budget=defaults.budget if budget is None else budget,
+            gaze=gaze or (defaults.gaze if mode == "saccade" else None),
             details=details,
         )
         messages = make_messages(pictures, question)
@@ -304,10 +307,10 @@ class ARRCOCQwen(nn.Module):
             messages, originals = put_stand_ins(messages)
             settings = replace(settings, images=originals)
         selector = FullSelector() if mode == "full" else self.selector
-        session = Session(own.family, selector, settings, self.model.__call__, self.model.generate)
+        session = Session(self._calls.session.family, selector, settings, self.model.__call__, self.model.generate)
         return mode, session, make_inputs(self.processor, [messages], self.device)
 
-    def _report(self, run: Run, mode: AnswerMode, text: str) -> Answer:
+    def _make_answer(self, run: Run, mode: AnswerMode, text: str) -> Answer:
         strategy, reason = explain(run, mode)
         tokenizer = self.processor.tokenizer
         return Answer(
@@ -324,7 +327,7 @@ class ARRCOCQwen(nn.Module):
 
 
 def explain(run: Run, mode: str) -> tuple[str, str]:
-    """How the tokens of an answer were chosen, and why, in words."""
+    """How the tokens were chosen, and why, in words."""
     if run.failure is not None:
         return "all", f"selection failed: {run.failure}"
     if mode == "full" or not run.outputs:
@@ -334,8 +337,8 @@ def explain(run: Run, mode: str) -> tuple[str, str]:
     if mode == "saccade":
         return "saccade", _explain_gaze(run)
     if run.inside_layer is not None:
-        kept = f"{run.used} of {run.full} tokens go on after layer {run.inside_layer} of the language model"
-        return run.selector, kept
+        reason = f"{run.used} of {run.full} tokens go on after layer {run.inside_layer} of the language model"
+        return run.selector, reason
     outputs = [output for output in run.outputs if output is not None]
     if not outputs:
         return run.selector, "this selector gives no reasons"
@@ -345,10 +348,10 @@ def explain(run: Run, mode: str) -> tuple[str, str]:
 
 
 def _explain_gaze(run: Run) -> str:
-    """What was looked at, and why."""
-    sharp = sum(len(cells) for _, cells in run.kept)
-    if sharp == run.full:
+    """The sizes of gestalt and saccades, and the layer's reasons."""
+    saccades = sum(len(cells) for _, cells in run.kept)
+    if saccades == run.full:
         return f"the budget covers all {run.full} tokens"
-    whole = f"the whole picture in {run.used - sharp} tokens, then {sharp} of {run.full} at full resolution"
+    sizes = f"the whole picture in {run.used - saccades} tokens, then {saccades} of {run.full} at full resolution"
     reasons = dict.fromkeys(output.reason[0].split(": ", 1)[-1] for output in run.outputs if output is not None)
-    return "; ".join([whole, *reasons])
+    return "; ".join([sizes, *reasons])

@@ -1,4 +1,4 @@
-"""`with attach(model, selector):` the usual calls, pruned inside, and the model as it was afterwards."""
+"""`with attach(model, selector):` makes the usual calls of a model select tokens, and restores the model afterwards."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _PATCHED = ("forward", "generate")
 
 
 class Replacement:
-    """A method in the place of another, under its signature, which `generate` and trainers read.
+    """A method that replaces another and shows its signature, which `generate` and trainers inspect.
 
-    A deep copy of the model it is set on gets the model's own method back: a copy is not attached.
+    A deep copy of an attached model gets the original method back: the copy is not attached.
     """
 
     def __init__(self, target: Any, name: str, call: Callable[..., Any]) -> None:
@@ -39,16 +39,16 @@ class Replacement:
         return self.call(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        own = copy.deepcopy(self.target, memo)
-        return getattr(type(own), self.name).__get__(own)
+        target = copy.deepcopy(self.target, memo)
+        return getattr(type(target), self.name).__get__(target)
 
 
 class Calls:
-    """`forward` and `generate` as the model has them, with the visual tokens selected on the way.
+    """`forward` and `generate` with the model's signatures, which select visual tokens.
 
     Args:
-        session (`Session`): what selects them.
-        forward, generate (`Callable`): of the plain model, for calls without pictures.
+        session (`Session`): selects them.
+        forward, generate (`Callable`): the model's own, for calls without pictures.
     """
 
     def __init__(self, session: Session, forward: Callable[..., Any], generate: Callable[..., Any]) -> None:
@@ -57,26 +57,26 @@ class Calls:
         self._forward, self._generate = forward, generate
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the model's own; a call without pictures passes untouched."""
+        """Like the model's own; a call without pictures is passed on unchanged."""
         session, family = self.session, self.session.family
-        named = _name_arguments(family.target.forward, args, kwargs)
-        going_on = session.goes_on(named.get("past_key_values"))
-        if not (family.present(named) or going_on) or InsideModel.running(family):
+        arguments = _name_arguments(family.target.forward, args, kwargs)
+        continues = session.continues(arguments.get("past_key_values"))
+        if not (family.present(arguments) or continues) or InsideModel.running(family):
             return self._forward(*args, **kwargs)
-        run = session.forward(named)
-        if run.kept:  # not so for a further token
+        run = session.forward(arguments)
+        if run.kept:  # empty if this call only decoded another token
             self.last = run
         return run.result
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """As the model's own, with the full prompt in front of what was generated."""
-        named = _name_arguments(self.session.family.target.generate, args, kwargs)
-        if named.get("inputs") is not None:
-            named["input_ids"] = named.pop("inputs")
-        self.session.check_cache(named.get("past_key_values"))
-        if not self.session.family.present(named):
+        """Like the model's own: the result begins with the full prompt."""
+        arguments = _name_arguments(self.session.family.target.generate, args, kwargs)
+        if arguments.get("inputs") is not None:
+            arguments["input_ids"] = arguments.pop("inputs")
+        self.session.check_cache(arguments.get("past_key_values"))
+        if not self.session.family.present(arguments):
             return self._generate(*args, **kwargs)
-        self.last = self.session.generate(named)
+        self.last = self.session.generate(arguments)
         return self.last.result
 
 
@@ -93,41 +93,41 @@ def _name_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs:
 
 
 class Attachment:
-    """What [`attach`] returns: a context manager and a handle."""
+    """The handle that [`attach`] returns, also a context manager."""
 
     def __init__(self, model: nn.Module, selector: Selector, settings: Settings) -> None:
         family = open_family(model)
         self._target: Any = family.target
         if any(isinstance(self._target.__dict__.get(name), Replacement) for name in _PATCHED):
             raise ValueError("this model is already attached; call `remove()` on the earlier handle first")
-        plain = self._target.forward, self._target.generate
-        self._calls = Calls(Session(family, selector, settings, *plain), *plain)
-        self._own = {name: Replacement(self._target, name, getattr(self._calls, name)) for name in _PATCHED}
-        # accelerate and others set methods on the model too; those come back with `remove`
+        originals = self._target.forward, self._target.generate
+        self._calls = Calls(Session(family, selector, settings, *originals), *originals)
+        self._replacements = {name: Replacement(self._target, name, getattr(self._calls, name)) for name in _PATCHED}
+        # accelerate and others set methods on the model too; `remove` restores those
         self._before = {name: self._target.__dict__[name] for name in _PATCHED if name in self._target.__dict__}
-        self._target.__dict__.update(self._own)
+        self._target.__dict__.update(self._replacements)
 
     @property
     def output(self) -> list[ARRCOCOutput | None]:
-        """What the selector saw in the last call, one per picture."""
+        """The layer's output in the last call, one per picture; None from other selectors."""
         return self._calls.last.outputs
 
     @property
     def kept(self) -> list[tuple[Grid, Ints]]:
-        """For each picture of the last call its grid and the cells whose tokens stayed."""
+        """For each picture of the last call, its grid and the cells whose tokens stayed."""
         return self._calls.last.kept
 
     def remove(self) -> None:
-        """Give the model back as it was; may be called twice."""
+        """Restore the model; calling it again does nothing."""
         for name in _PATCHED:
-            if self._target.__dict__.get(name) is self._own[name]:
+            if self._target.__dict__.get(name) is self._replacements[name]:
                 del self._target.__dict__[name]
                 if name in self._before:
                     self._target.__dict__[name] = self._before[name]
 
     def __enter__(self) -> Self:
-        if self._target.__dict__.get("forward") is not self._own["forward"]:
-            raise ValueError("this handle was removed; attach again")
+        if self._target.__dict__.get("forward") is not self._replacements["forward"]:
+            raise ValueError("this handle was removed; call `attach` again")
         return self
 
     def __exit__(
@@ -150,11 +150,11 @@ def attach(
     """Let `model(**inputs)` and `model.generate(**inputs)` select visual tokens, until `remove()` or the end of `with`.
 
     Args:
-        model (`nn.Module`): a supported model, also below PEFT's LoRA; it is not changed but for these two methods.
-        selector (`TokenSelector`, `PictureSelector` or `LanguageSelector`): decides which visual tokens stay. Of one
-            inside the language model (`fastv`), logits come for the columns that stay, left-padded.
-        mode, budget, query_layers, chat, on_error, gaze: as in [`prepare`]; saccades are cut from what the processor
-            delivered.
+        model (`nn.Module`): a supported model, with or without PEFT's LoRA around it; only these two methods change.
+        selector (`TokenSelector`, `PictureSelector` or `LanguageSelector`): decides which visual tokens stay. With one
+            inside the language model (`fastv`), there are logits for the columns that stay, left-padded.
+        mode, budget, query_layers, chat, on_error, gaze: as in [`prepare`]; saccades are cut from the processor's
+            pixels.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""Opening what lies in a directory or on the Hub: a model, its processor (with or without torchvision), a selector."""
+"""Loading models, processors (with or without torchvision) and selectors from a directory or the Hub."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from arr_coc.selectors.registry import create_selector, list_selectors
 
 logger = logging.getLogger(__name__)
 
-# What the embedded model was made for, in one line.
+# What the embedded model was trained on.
 SCOPE = (
-    "the embedded model knows drawn scenes, pages and signs, and something of photographs, of 128 to 1024 pixels a "
+    "the embedded model knows drawn scenes, pages and signs, and a little about photographs, 128 to 1024 pixels a "
     "side: colors, counts, sides and sizes of shapes, capitals and digits to read, what is odd, values and titles of "
-    "forms, and whether there is a dog, asked in small letters about one picture; anything else gets an answer, but "
-    "not a true one"
+    "forms, and whether there is a dog, asked in small letters about one picture; to anything else its answer is a "
+    "guess"
 )
-# Where a run that was trained with LoRA keeps its matrices, beside the selector.
+# The folder of the LoRA adapter that was trained with a selector, beside that selector.
 ADAPTER = "adapter"
 _HUB = ("revision", "cache_dir", "local_files_only", "token")
 
 
 def quiet_loading() -> None:
-    """No progress bars and no warnings, also of the Hub's retries, while a command opens a model."""
+    """Switch off progress bars and warnings of transformers and the Hub, for the command line."""
     logs: Any = transformers.utils.logging
     logs.disable_progress_bar()
     logs.set_verbosity_error()
@@ -48,7 +48,7 @@ def quiet_loading() -> None:
 
 
 def load_processor(directory_or_id: str | Path, **hub: Any) -> Any:
-    """Open a model's processor, also where torchvision is not installed; then without clips.
+    """Load a model's processor. Without torchvision it reads pictures, but no clips.
 
     Args:
         directory_or_id (`str` or `Path`): a directory, a Hub id such as `Qwen/Qwen3-VL-2B-Instruct`, or `"embedded"`.
@@ -65,17 +65,20 @@ def load_processor(directory_or_id: str | Path, **hub: Any) -> Any:
     ```
     """
     cls = getattr(transformers, _find_family(directory_or_id, hub).processor_class)
-    # by its class: `AutoProcessor` silently gives a bare tokenizer where it does not know the class
+    # not `AutoProcessor`, which silently returns a bare tokenizer if it does not know the class
     if "video_processor" not in inspect.signature(cls.__init__).parameters:
-        return _opened(cls, directory_or_id, hub)
+        return _load(cls, directory_or_id, hub)
     if is_torchvision_available():
-        with contextlib.suppress(ValueError):  # saved without its video part
-            return _opened(cls, directory_or_id, hub)
-    return _opened(without_clips(cls), directory_or_id, hub)
+        with contextlib.suppress(ValueError):  # it was saved without its video processor
+            return _load(cls, directory_or_id, hub)
+    return _load(without_clips(cls), directory_or_id, hub)
 
 
 def without_clips(cls: type[Any]) -> type[Any]:
-    """The processor without its video part, which alone needs torchvision; parts are found by the signature."""
+    """A processor class without the video processor, the only part that needs torchvision.
+
+    transformers reads from the signature of `__init__` which parts to load.
+    """
 
     def init(self: Any, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None) -> None:
         cls.__init__(self, image_processor, tokenizer, None, chat_template=chat_template)
@@ -84,23 +87,23 @@ def without_clips(cls: type[Any]) -> type[Any]:
 
 
 def load_model(directory_or_id: str | Path, **kwargs: Any) -> nn.Module:
-    """Open a supported model, refused before its weights are read if it is none; keywords as in transformers."""
+    """Load a supported model; others are refused before their weights are read. Keywords are transformers'."""
     dtype = kwargs.get("dtype")
     if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ValueError(f"`dtype` must be 'auto' or one of torch's, such as 'bfloat16', got {dtype!r}")
     _find_family(directory_or_id, {name: kwargs[name] for name in _HUB if name in kwargs})
-    model: nn.Module = _opened(transformers.AutoModelForImageTextToText, directory_or_id, kwargs).eval()
+    model: nn.Module = _load(transformers.AutoModelForImageTextToText, directory_or_id, kwargs).eval()
     return model
 
 
 def _find_family(directory_or_id: str | Path, hub: dict[str, Any]) -> type[Family]:
     name = str(directory_or_id)
     if name != EMBEDDED and _is_bare_name(name):
-        raise ValueError(f"there is no directory {name!r}, and a Hub id has a slash, as Qwen/Qwen3-VL-2B-Instruct")
-    return family_class(_opened(transformers.AutoConfig, directory_or_id, hub).model_type)
+        raise ValueError(f"there is no directory {name!r}, and a Hub id has a slash, as in Qwen/Qwen3-VL-2B-Instruct")
+    return family_class(_load(transformers.AutoConfig, directory_or_id, hub).model_type)
 
 
-def _opened(cls: Any, directory_or_id: str | Path, kwargs: dict[str, Any]) -> Any:
+def _load(cls: Any, directory_or_id: str | Path, kwargs: dict[str, Any]) -> Any:
     place = EMBEDDED_MODEL if str(directory_or_id) == EMBEDDED else str(directory_or_id)
     try:
         return cls.from_pretrained(place, **kwargs)
@@ -114,13 +117,15 @@ def _noun(cls: Any) -> str:
 
 
 def recorded_base(directory_or_id: str | Path, **hub: Any) -> str | None:
-    """The base model that a selector records; an empty string if none, None if this is no selector at all."""
+    """The base model named in a selector's config; empty if it names none, None if this is not a selector."""
     if _is_bare_name(directory_or_id):
-        return None  # the Hub need not be asked for it
+        return None  # no need to ask the Hub
     try:
         values = json.loads(find_file(directory_or_id, CONFIG_NAME, hub).read_text(encoding="utf-8"))
     except UnreachableError:
-        raise ValueError(f"{directory_or_id} is no directory, and the Hub cannot be reached for it") from None
+        raise ValueError(
+            f"{directory_or_id} is not a directory, and the Hub cannot be reached; check the path or the connection"
+        ) from None
     except (OSError, ValueError):
         return None
     if not isinstance(values, dict) or "arr_coc_version" not in values:
@@ -129,13 +134,13 @@ def recorded_base(directory_or_id: str | Path, **hub: Any) -> str | None:
 
 
 def tuned_base(place: str | Path) -> str | None:
-    """The base whose last layers were trained with a selector, which a run saves whole beside it."""
-    saved = Path(place) / "base"
-    return str(saved) if (saved / "config.json").is_file() else None
+    """The directory of the base model saved beside a selector, if its last layers were trained too."""
+    directory = Path(place) / "base"
+    return str(directory) if (directory / "config.json").is_file() else None
 
 
 def has_adapter(selector: str | Path | Selector | None, **hub: Any) -> bool:
-    """Whether a selector was trained together with LoRA matrices on its base, which are saved beside it."""
+    """Whether a selector was trained with LoRA on its base model; the adapter is then saved beside it."""
     if not isinstance(selector, str | Path) or str(selector) in (*list_selectors(), EMBEDDED):
         return False
     try:
@@ -146,96 +151,96 @@ def has_adapter(selector: str | Path | Selector | None, **hub: Any) -> bool:
 
 
 def load_adapter(model: nn.Module, selector: str | Path, **hub: Any) -> nn.Module:
-    """The base with the LoRA matrices that were trained together with a selector, frozen."""
+    """The base model with the LoRA adapter that was trained with a selector, frozen."""
     try:
         from peft import PeftModel
     except ImportError:
         raise ValueError(f"{selector} was trained with LoRA, which needs peft; install arr-coc[train]") from None
-    where = {"model_id": str(selector), "subfolder": ADAPTER, **hub}
+    source = {"model_id": str(selector), "subfolder": ADAPTER, **hub}
     if Path(selector).is_dir():
-        where = {"model_id": str(Path(selector) / ADAPTER)}
+        source = {"model_id": str(Path(selector) / ADAPTER)}
     try:
-        tuned: Any = PeftModel.from_pretrained(model, **where)
+        tuned: Any = PeftModel.from_pretrained(model, **source)
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         reason = " ".join(str(error).split()).split(". ")[0]
-        raise ValueError(f"the LoRA matrices of {selector} do not fit this base: {reason}") from None
-    plain: nn.Module = tuned.requires_grad_(False).eval()
-    return plain
+        raise ValueError(f"the LoRA adapter of {selector} does not fit this base: {reason}") from None
+    frozen: nn.Module = tuned.requires_grad_(False).eval()
+    return frozen
 
 
 def find_base(
     base: str | Path | None, selector: str | Path | Selector | None, **hub: Any
 ) -> tuple[str | Path, str | Path | Selector | None]:
-    """Which model and which selector are meant, where one of them was left out."""
+    """The base model and the selector to load, if either was left out."""
     if base is not None:
         if selector is not None or recorded_base(base, **hub) is None:
             return base, selector
         selector = base
-    named = [*list_selectors(), EMBEDDED]
-    if selector is None or isinstance(selector, Selector) or str(selector) in named:
+    names = [*list_selectors(), EMBEDDED]
+    if selector is None or isinstance(selector, Selector) or str(selector) in names:
         return EMBEDDED, selector
     if not isinstance(selector, str | Path):
         raise TypeError(f"`selector` must be a name, a directory, a Hub id or a selector, got {selector!r}")
     _check_place(selector)
     recorded = tuned_base(selector) or recorded_base(selector, **hub)
     if not recorded:
-        raise ValueError(f"{selector} is no selector that records its base model; name one with `base`")
+        raise ValueError(f"{selector} is not a selector that names its base model; pass `base`")
     return recorded, selector
 
 
 def find_names(base: str | Path | None, selector: str | Path | None) -> tuple[str, str]:
-    """Names of the model and the selector that are meant, where either was left out."""
-    found, chosen = find_base(base, selector)
-    name = EMBEDDED if str(found) in (EMBEDDED, EMBEDDED_MODEL) else str(found)
+    """Names of the base model and the selector to load, if either was left out."""
+    model, chosen = find_base(base, selector)
+    name = EMBEDDED if str(model) in (EMBEDDED, EMBEDDED_MODEL) else str(model)
     return name, str(chosen or (EMBEDDED if name == EMBEDDED else "arr-coc"))
 
 
 def _is_bare_name(place: str | Path) -> bool:
-    """Neither a directory nor of the form of a Hub id."""
+    """Whether this is neither a directory nor a Hub id, which has a slash."""
     return "/" not in str(place) and not os.path.isdir(place)
 
 
 def _check_place(selector: str | Path) -> None:
-    """Refuse what is neither the name of a selector, nor a directory, nor has the form of a Hub id."""
+    """Raise `ValueError` unless this is the name of a selector, a directory, or has the form of a Hub id."""
     if _is_bare_name(selector) and str(selector) != EMBEDDED:
         names = ", ".join([*list_selectors(), EMBEDDED])
-        raise ValueError(f"no selector is named {str(selector)!r}; there are {names}, or a directory, or a Hub id")
+        raise ValueError(f"no selector is named {str(selector)!r}; use {names}, a directory or a Hub id")
 
 
 def load_selector(selector: str | Path | Selector | None, model: nn.Module, **hub: Any) -> Selector:
-    """A selector that fits a model, on its device.
+    """Load a selector for a model, on the model's device.
 
     Args:
         selector (`str`, `Path` or selector, *optional*): a registered name, a directory, a Hub id, or a selector
-            itself; `"embedded"` is the one that was trained for the embedded model, `"arr-coc"` an untrained layer.
-            None is the first for that model, the second for others.
+            object; `"embedded"` is the one trained for the embedded model, `"arr-coc"` an untrained layer. The default
+            is `"embedded"` for the embedded model and `"arr-coc"` for others.
         model (`nn.Module`): the model whose tokens it will choose.
         hub: as in [`load_processor`].
     """
-    opened: Any
+    loaded: Any
     if selector is None and getattr(model.config, "name_or_path", None) == EMBEDDED_MODEL:
         selector = EMBEDDED
     if selector is None:
-        _say_untrained()
+        _warn_untrained()
         selector = "arr-coc"
     if isinstance(selector, Selector):
-        opened = selector
+        loaded = selector
     elif not isinstance(selector, str | Path):
         raise TypeError(f"`selector` must be a name, a directory, a Hub id or a selector, got {selector!r}")
     elif str(selector) == "arr-coc":
-        opened = ARRCOCLayer(ARRCOCConfig.for_model(model)).eval()
+        loaded = ARRCOCLayer(ARRCOCConfig.for_model(model)).eval()
     elif str(selector) in list_selectors():
-        opened = create_selector(str(selector))
+        loaded = create_selector(str(selector))
     else:
         _check_place(selector)
         if not hasattr(model, "peft_config") and has_adapter(selector, **hub):
             raise ValueError(
-                f"{selector} was trained with LoRA on its base, which this model lacks; open both with "
+                f"{selector} was trained with LoRA on its base, which this model lacks; load both with "
                 "ARRCOCQwen.from_pretrained or `arr-coc ask --selector`"
             )
         place = EMBEDDED_SELECTOR if str(selector) == EMBEDDED else selector
-        opened = ARRCOCLayer.from_pretrained(place, **hub)
-    for part in (opened, getattr(opened, "beside", None)):
+        loaded = ARRCOCLayer.from_pretrained(place, **hub)
+    for part in (loaded, getattr(loaded, "beside", None)):
         if isinstance(part, ARRCOCLayer):
             width, wanted = part.config.hidden_size, ARRCOCConfig.for_model(model).hidden_size
             if width != wanted:
@@ -243,10 +248,10 @@ def load_selector(selector: str | Path | Selector | None, model: nn.Module, **hu
         if isinstance(part, nn.Module):
             device: Any = model.device
             part.to(device)
-    found: Selector = opened
-    return found
+    result: Selector = loaded
+    return result
 
 
 @cache
-def _say_untrained() -> None:
-    logger.warning("no selector was given: the layer is untrained, which makes it a training-free selector")
+def _warn_untrained() -> None:
+    logger.warning("no selector was given: using the untrained layer, which is a training-free selector")

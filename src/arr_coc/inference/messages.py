@@ -1,4 +1,4 @@
-"""The one place where prompts are made: pictures and a question -> a conversation -> what the model takes."""
+"""Making prompts: pictures and a question -> a conversation -> inputs for the model."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from PIL import Image
 
 from arr_coc.pixels.files import open_shown
 
-Shown = str | Path | Image.Image | np.ndarray
+PictureLike = str | Path | Image.Image | np.ndarray
 Message = Mapping[str, Any]
 
 
-def make_messages(pictures: Shown | Message | Iterable[Shown | Message], question: str | None) -> list[dict[str, Any]]:
-    """A conversation about one picture, several, or one that goes on.
+def make_messages(
+    pictures: PictureLike | Message | Iterable[PictureLike | Message], question: str | None
+) -> list[dict[str, Any]]:
+    """A conversation about one or several pictures; given messages, they are continued.
 
     Args:
         pictures (a path, a `PIL.Image.Image`, an array `[H, W, 3]` of bytes, several of them, or messages): messages
             are dictionaries with `role` and `content`.
-        question (`str`, *optional*): what is asked; messages may carry it themselves.
+        question (`str`, *optional*): may be left out if the messages contain it.
     """
     if question is not None and not isinstance(question, str):
         raise TypeError(f"the question must be a string, got {type(question).__name__}")
@@ -32,7 +34,7 @@ def make_messages(pictures: Shown | Message | Iterable[Shown | Message], questio
     if isinstance(pictures, Iterable) and not isinstance(pictures, str | np.ndarray | Mapping):
         items = list(pictures)
     if not items:
-        raise ValueError("there is no picture; give at least one, or messages")
+        raise ValueError("there is no picture; give at least one picture, or messages")
     if not all(isinstance(item, Mapping) for item in items):
         if question is None:
             raise ValueError("there is no question; ask something about the picture")
@@ -59,7 +61,7 @@ def _open_content(content: Any) -> list[Any]:
 
 
 def check_messages(messages: list[dict[str, Any]], processor: Any) -> None:
-    """Refuse clips that the processor cannot read, and texts that hold markers of the chat's own form."""
+    """Raise `ValueError` for clips that the processor cannot read, and for texts that contain chat markers."""
     parts = [part for message in messages for part in message["content"]]
     clips = any("video" in (part.get("type"), *part) for part in parts)
     if clips and getattr(processor, "video_processor", None) is None:
@@ -67,20 +69,20 @@ def check_messages(messages: list[dict[str, Any]], processor: Any) -> None:
     markers = sorted({str(token) for token in processor.tokenizer.all_special_tokens}, key=len, reverse=True)
     for part in parts:
         text = part.get("text")
-        found = next((marker for marker in markers if isinstance(text, str) and marker in text), None)
-        if found is not None:
-            raise ValueError(f"the text contains {found}, which is a marker of the chat's own form; leave it out")
+        used = next((marker for marker in markers if isinstance(text, str) and marker in text), None)
+        if used is not None:
+            raise ValueError(f"the text contains {used}, which is reserved for the chat template; leave it out")
 
 
 def stand_in(picture: Image.Image, pixels: int = 2**16) -> Image.Image:
-    """A small copy of a picture that only holds its place in a prompt; read if the gaze fails."""
+    """A small copy that holds a picture's place in the prompt; the model reads it only if the gaze fails."""
     scale = min(1.0, (pixels / (picture.width * picture.height)) ** 0.5)
     size = (max(64, round(picture.width * scale)), max(64, round(picture.height * scale)))
     return picture.resize(size, Image.Resampling.BILINEAR, reducing_gap=1.0)
 
 
 def put_stand_ins(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Image.Image]]:
-    """The conversation with small copies of its pictures, and the pictures."""
+    """The conversation with a small copy of each picture, and the original pictures."""
     originals: list[Image.Image] = []
     smaller = []
     for message in messages:
@@ -102,15 +104,15 @@ def make_inputs(
     *,
     answered: bool = False,
 ) -> dict[str, Any]:
-    """A batch of conversations as the model takes it.
+    """The model's inputs for a batch of conversations.
 
     Args:
-        processor (`ProcessorMixin`): of the model.
+        processor (`ProcessorMixin`): the model's processor.
         conversations (`Sequence[Sequence[Mapping]]`): each a list of messages, see [`make_messages`].
-        device (`torch.device`): where the model is.
-        dtype (`torch.dtype`, *optional*): of the pixels; by default as the processor gives them.
+        device (`torch.device`): the model's device.
+        dtype (`torch.dtype`, *optional*): of the pixels; by default the processor's.
         answered (`bool`, *optional*, defaults to `False`): whether the last message is the answer, for training;
-            otherwise the prompt ends where the model is to answer.
+            otherwise the prompt ends where the model's answer begins.
     """
     inputs = processor.apply_chat_template(
         [list(conversation) for conversation in conversations],
@@ -125,6 +127,6 @@ def make_inputs(
 
 
 def count_text(processor: Any, conversation: Sequence[Message], *, answered: bool) -> int:
-    """Tokens of a conversation in which a picture is one token."""
+    """Number of tokens in a conversation, where each picture counts as one."""
     text = processor.apply_chat_template(list(conversation), tokenize=False, add_generation_prompt=not answered)
     return len(processor.tokenizer(text, add_special_tokens=False)["input_ids"])

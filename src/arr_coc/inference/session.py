@@ -1,10 +1,10 @@
-"""The session: the one run that everything goes through.
+"""The session: runs a model on the visual tokens that a selector keeps. Every way to use the package goes through it.
 
 example -> prompt -> encoding -> texture -> knowing -> balancing -> attending -> realizing -> shorter prompt -> answer
 
-A [`Session`] is a model, a selector and settings. It alone knows the three kinds of selectors, and what happens when a
-selection fails. Each call gives one record of what happened, a [`Run`]. `prepare`, `attach`, [`ARRCOCQwen`], the
-commands, evaluation, timing, training and the page are thin layers above it.
+A [`Session`] holds a model, a selector and settings. Only the session tells the three kinds of selectors apart and
+handles a selection that fails. Each call returns a [`Run`], the record of what happened. `prepare`, `attach`,
+[`ARRCOCQwen`], the commands, evaluation, timing, training and the demo page are thin layers on top of it.
 """
 
 from __future__ import annotations
@@ -47,24 +47,26 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Run:
-    """What happened to one call.
+    """The record of one call.
 
     Args:
         inputs (`dict`): arguments of the shorter prompt, for `model(**inputs)` or `model.generate(**inputs)`.
         mode (`str`): how the prompt was shortened.
         selector (`str`): the selector's name.
-        budget (`int`, `float` or `"auto"`, *optional*): what was asked for, or the selector's own; None where all
+        budget (`int`, `float` or `"auto"`, *optional*): the caller's budget, or the selector's default; None if all
             tokens stay.
-        outputs (`list[ARRCOCOutput | None]`): what a layer saw, one per picture.
-        kept (`list[tuple[Grid, ndarray]]`): for each picture its grid and the cells whose tokens were read.
-        full, used (`int`): visual tokens of the full prompt, and those that were read. Inside the language model,
-            `used` counts those that go on.
-        question (`list[Tensor]`): ids `[Q]` of the words that each row asks.
-        failure (`str`, *optional*): why all tokens were kept, if the selection failed.
-        inside_layer (`int`, *optional*): after which layer of the language model tokens left, if they did so there.
-        milliseconds (`dict[str, float]`): by stage, where a stopwatch was given.
-        result (`Any`): what the model returned, if it was called.
+        outputs (`list[ARRCOCOutput | None]`): the layer's output for each picture; None from other selectors.
+        kept (`list[tuple[Grid, ndarray]]`): for each picture, its grid and the cells whose tokens were read.
+        full, used (`int`): number of visual tokens in the full prompt, and of those read. If tokens are dropped inside
+            the language model, `used` counts those that reach its later layers.
+        question (`list[Tensor]`): token ids `[Q]` of each row's question.
+        failure (`str`, *optional*): the error, if the selection failed and all tokens were kept.
+        inside_layer (`int`, *optional*): the decoder layer after which tokens were dropped, if they were dropped inside
+            the language model.
+        milliseconds (`dict[str, float]`): time of each stage, if a stopwatch was given.
+        result (`Any`): the model's output, if it was called.
         generated (`Tensor` of shape `[B, n]`, *optional*): the new tokens.
+        prompt (`Prompt`, *optional*): the full prompt, if it has pictures.
     """
 
     inputs: dict[str, Any]
@@ -85,21 +87,21 @@ class Run:
 
 
 def check_selector(selector: object) -> None:
-    """Refuse what is no selector."""
+    """Raise `TypeError` unless this is a selector."""
     if not isinstance(selector, Selector):
         given = f"the class {selector.__name__}" if isinstance(selector, type) else repr(selector)
         raise TypeError(f"`selector` must be a selector, got {given}; make one with create_selector(name)")
 
 
 class Session:
-    """A model that reads what a selector chooses.
+    """Runs a model on the visual tokens that a selector keeps.
 
     Args:
         family (`Family`): the opened model.
         selector (`TokenSelector`, `PictureSelector` or `LanguageSelector`): decides which visual tokens stay.
-        settings (`Settings`): how; see [`prepare`].
-        forward, generate (`Callable`, *optional*): what calls the model, where that is not the model itself: a wrapper
-            around it, or the methods that an attachment replaced.
+        settings (`Settings`): how the prompt is shortened; see [`prepare`].
+        forward, generate (`Callable`, *optional*): used instead of the model's own: the methods of a wrapper around
+            it, or the originals of an attached model.
     """
 
     def __init__(
@@ -119,7 +121,7 @@ class Session:
 
     @property
     def selector(self) -> Selector:
-        """What decides which visual tokens stay; may be set anew."""
+        """Decides which visual tokens stay; may be replaced."""
         return self._selector
 
     @selector.setter
@@ -133,19 +135,19 @@ class Session:
 
     @property
     def inside(self) -> bool:
-        """Whether tokens leave inside the language model, so that no arguments alone can say which."""
+        """Whether tokens are dropped inside the language model rather than from the prompt."""
         return self._inside is not None
 
     def prepare(self, inputs: Inputs, watch: Stopwatch = OFF) -> Run:
-        """The shorter prompt, and what was seen on the way; the language model is not run.
+        """Build the shorter prompt, without running the language model.
 
         Args:
-            inputs (`Mapping`): what the processor delivered, and whatever else the model is called with.
+            inputs (`Mapping`): the processor's output, and any other arguments of the model.
             watch (`Stopwatch`, *optional*): times the stages `encode` and `select`.
         """
         if not self.family.present(inputs):
             return Run(dict(inputs), self.settings.mode, selector_name(self.selector))
-        steps = self._open_steps(inputs)
+        steps = self._make_steps(inputs)
         with watch.stage("select"):
             steps.read()
         with watch.stage("encode"):
@@ -174,20 +176,24 @@ class Session:
             prompt=steps.prompt,
         )
 
-    def _open_steps(self, inputs: Inputs) -> Shortening:
-        """The way from full to short for this kind of selector."""
-        given = self.family, inputs, self.settings
+    def _make_steps(self, inputs: Inputs) -> Shortening:
+        """The steps that shorten a prompt for this kind of selector and this mode."""
+        arguments = self.family, inputs, self.settings
         if self._inside is not None:
-            return KeepingAll(*given)
+            return KeepingAll(*arguments)
         if isinstance(self.selector, TokenSelector):
-            kind = Saccading if self.settings.mode == "saccade" else Pruning
-            return kind(*given, self.selector)
+            steps = Saccading if self.settings.mode == "saccade" else Pruning
+            return steps(*arguments, self.selector)
         if self.settings.mode == "saccade" or not isinstance(self.selector, PictureSelector):
-            raise ValueError("mode 'saccade' needs a selector that picks cells; this one changes the picture itself")
-        return SmallerPicture(*given, self.selector)
+            name = selector_name(self.selector)
+            raise ValueError(f"mode 'saccade' needs a selector that picks cells, got {name!r}; use mode 'prune'")
+        return SmallerPicture(*arguments, self.selector)
 
     def _attempt(self, choose: Callable[[], None], fallback: str) -> str | None:
-        """Choose; if that fails and may, say so once and return why. Wrong arguments and full memory always raise."""
+        """Call `choose`. If it fails and `on_error` is `"full"`, log a warning and return the error as text.
+
+        A selector that does not fit the call and a lack of memory always raise.
+        """
         try:
             choose()
         except (InvalidSelectorError, torch.OutOfMemoryError):
@@ -200,7 +206,7 @@ class Session:
         return None
 
     def _budget(self) -> Budget | None:
-        """The budget in force."""
+        """The budget in effect; None if all tokens stay."""
         if self.settings.mode == "weight":
             return None
         if self.settings.budget is not None:
@@ -208,16 +214,16 @@ class Session:
         return DEFAULT_BUDGET if self.settings.mode == "saccade" else self.selector.default_budget
 
     def look(self, inputs: Inputs, watch: Stopwatch = OFF) -> Run:
-        """What would be read: the shorter prompt, and where tokens leave inside the model, one pass of it."""
+        """Choose tokens without generating. If they are dropped inside the model, this takes one forward pass."""
         if self.inside:
             return self.forward({**inputs, "logits_to_keep": 1}, watch)
         return self.prepare(inputs, watch)
 
     def forward(self, arguments: Inputs, watch: Stopwatch = OFF) -> Run:
-        """Call the model on the shorter prompt. A call that goes on from a cache of an earlier one may have no picture.
+        """Call the model on the shorter prompt. A call that continues from an earlier cache may have no picture.
 
         Args:
-            arguments (`Mapping`): of the model's `forward`.
+            arguments (`Mapping`): arguments of the model's `forward`.
             watch (`Stopwatch`, *optional*): times the stages `encode`, `select` and `prefill`.
         """
         run = self.prepare(arguments, watch)
@@ -226,106 +232,106 @@ class Session:
         return run
 
     def generate(self, arguments: Inputs, watch: Stopwatch = OFF) -> Run:
-        """Generate from the shorter prompt; the result has the full prompt in front, which callers cut off again.
+        """Generate from the shorter prompt. The result begins with the full prompt, as the model's own would.
 
         Args:
-            arguments (`Mapping`): of the model's `generate`, with `input_ids`.
+            arguments (`Mapping`): arguments of the model's `generate`, with `input_ids`.
             watch (`Stopwatch`, *optional*): times the stages `encode`, `select`, `prefill` and `decode`.
         """
-        given = dict(arguments)
-        if self.family.present(given):
-            check_generation(self.family, given)
+        if self.family.present(arguments):
+            check_generation(self.family, arguments)
             if self._inside is not None:
-                check_decoding(self.family, self._inside, given)
-        prompt: Tensor = given["input_ids"]
+                check_decoding(self.family, self._inside, arguments)
+        prompt_ids: Tensor = arguments["input_ids"]
         with torch.no_grad():
-            run = self.prepare(given, watch)
+            run = self.prepare(arguments, watch)
         length = run.inputs["input_ids"].shape[1]
-        options = _lengths(self.family, given, length - prompt.shape[1])
-        first = _FirstToken(watch)
+        options = _adjust_limits(self.family, arguments, length - prompt_ids.shape[1])
+        first_token = _FirstToken(watch)
         if watch.on:
-            options["logits_processor"] = [first, *(given.get("logits_processor") or [])]
+            options["logits_processor"] = [first_token, *(arguments.get("logits_processor") or [])]
         begin = watch.now() if watch.on else 0.0
         run.result = self._call(self._generate, run, options)
         if watch.on:
-            watch.milliseconds |= {"prefill": first.at - begin, "decode": watch.now() - first.at}
-        plain = isinstance(run.result, Tensor)
-        sequences = run.result if plain else run.result.sequences
+            watch.milliseconds |= {"prefill": first_token.at - begin, "decode": watch.now() - first_token.at}
+        is_tensor = isinstance(run.result, Tensor)
+        sequences = run.result if is_tensor else run.result.sequences
         run.generated = sequences[:, length:]
-        # callers cut their own prompt off again: out[:, input_ids.shape[1]:]
-        glued = torch.cat([prompt.repeat_interleave(len(sequences) // len(prompt), dim=0), run.generated], dim=1)
-        if plain:
-            run.result = glued
+        # callers cut off the prompt they passed: out[:, input_ids.shape[1]:]
+        prompts = prompt_ids.repeat_interleave(len(sequences) // len(prompt_ids), dim=0)
+        sequences = torch.cat([prompts, run.generated], dim=1)
+        if is_tensor:
+            run.result = sequences
         else:
-            run.result.sequences = glued
+            run.result.sequences = sequences
             if getattr(run.result, "past_key_values", None) is not None and not self.inside and run.kept:
                 self._short_caches.add(run.result.past_key_values)
         return run
 
-    def goes_on(self, cache: Any) -> bool:
-        """Whether a cache holds a prompt of which tokens left inside the model, so that the next call needs us too."""
+    def continues(self, cache: Any) -> bool:
+        """Whether tokens were dropped inside the model when this cache was filled; later calls then need hooks too."""
         return cache is not None and cache in self._cuts
 
     def check_cache(self, cache: Any) -> None:
-        """Refuse a cache that holds a shorter prompt than its ids say."""
+        """Raise `ValueError` if a cache holds a shortened prompt, which no longer matches the full ids."""
         if cache is not None and (cache in self._short_caches or cache in self._cuts):
             raise ValueError(
-                "this cache holds a shorter prompt than its ids say; start the next turn without `past_key_values`"
+                "this cache holds a shortened prompt, not the full ids; start the next turn without `past_key_values`"
             )
 
     def _call(self, call: Callable[..., Any], run: Run, options: dict[str, Any] | None = None) -> Any:
-        """Call the model; tokens leave inside it if the selector is of that kind."""
+        """Call the model; a selector inside the language model drops tokens during this call."""
         arguments = {**run.inputs, **(options or {})}
-        if self._inside is None or (run.prompt is None and not self.goes_on(arguments.get("past_key_values"))):
+        if self._inside is None or (run.prompt is None and not self.continues(arguments.get("past_key_values"))):
             return call(**arguments)
         selector, failures = self._inside, list[str | None]()
 
-        def choose(paid: Sequence[Tensor]) -> list[Ints]:
+        def choose(attention: Sequence[Tensor]) -> list[Ints]:
             spans = [] if run.prompt is None else run.prompt.spans
-            chosen = [np.arange(len(span.columns)) for span in spans]
+            kept = [np.arange(len(span.columns)) for span in spans]
 
             def select() -> None:
-                chosen[:] = check_selections(spans, selector.select(paid, self.settings.budget))
+                kept[:] = check_selections(spans, selector.select(attention, self.settings.budget))
 
             failures.append(self._attempt(select, Shortening.fallback))
-            return chosen
+            return kept
 
         with InsideModel(self.family, selector, run.prompt, choose, self._cuts) as inside:
             result = call(**arguments)
-        if inside.kept:  # not so for a further token
+        if inside.kept:  # empty if this call only decoded another token
             run.kept, run.used = inside.kept, sum(len(cells) for _, cells in inside.kept)
             run.failure, run.inside_layer = failures[0], selector.layer
         return result
 
 
 def check_generation(family: Family, arguments: Inputs) -> None:
-    """Refuse to decode where the true positions would be lost."""
+    """Raise `ValueError` if decoding would lose the true positions."""
     config = arguments.get("generation_config") or family.target.generation_config
-    cached = arguments.get("use_cache")
-    if family.needs_cache and (config.use_cache if cached is None else cached) is False:
+    use_cache = arguments.get("use_cache")
+    if family.needs_cache and (config.use_cache if use_cache is None else use_cache) is False:
         raise ValueError(f"{type(family).__name__} keeps true positions only with a cache; drop use_cache=False")
     last = arguments["input_ids"][:, -1]
     visual = torch.tensor([family.token_id(kind) for kind in family.kinds], device=last.device)
     if torch.isin(last, visual).any():
-        raise ValueError("the prompt ends in a picture, and decoding would lose its place; end it in text")
+        raise ValueError("the prompt ends in a picture, after which decoding loses its position; end it in text")
 
 
-def _lengths(family: Family, arguments: Inputs, difference: int) -> dict[str, Any]:
-    """Limits that count the prompt, for the shorter one."""
+def _adjust_limits(family: Family, arguments: Inputs, difference: int) -> dict[str, Any]:
+    """`max_length` and `min_length` for the shorter prompt: both count the prompt's tokens."""
     config = arguments.get("generation_config") or family.target.generation_config
     limits = {}
     for name in ("max_length", "min_length"):
         limit = arguments.get(name)
         if limit is None and arguments.get("max_new_tokens") is None and config.max_new_tokens is None:
-            own = getattr(config, name)
-            limit = own if own is not None and own > arguments["input_ids"].shape[1] else None
+            default = getattr(config, name)
+            limit = default if default is not None and default > arguments["input_ids"].shape[1] else None
         if limit is not None:
             limits[name] = limit + difference
     return limits
 
 
 class _FirstToken:
-    """Notes when the first logits are there; has the form of a logits processor."""
+    """A logits processor that only records when the first logits arrive."""
 
     def __init__(self, watch: Stopwatch) -> None:
         self.watch = watch
@@ -351,31 +357,32 @@ def prepare(
     images: Sequence[Image.Image | Tensor] | None = None,
     gaze: Gaze | None = None,
 ) -> dict[str, Any]:
-    """Make ordinary arguments of a physically shorter prompt.
+    """Shorten a prompt to the visual tokens that a selector keeps, as ordinary arguments for the model.
 
     Args:
-        model (`nn.Module`): a supported model, also below PEFT's LoRA.
-        inputs (`Mapping`): what its processor delivered, `labels` included if there are any.
+        model (`nn.Module`): a supported model, with or without PEFT's LoRA around it.
+        inputs (`Mapping`): the processor's output, with `labels` if there are any.
         selector (`TokenSelector` or `PictureSelector`): decides which visual tokens stay.
         mode (`str`, *optional*, defaults to `"prune"`): `"prune"` drops tokens; `"weight"` keeps all and scales their
-            embeddings by relevance, which needs a selector that gives an [`ARRCOCOutput`]; `"saccade"` encodes the
-            whole picture small, and cells of full resolution only where it matters.
-        budget (`int`, `float` or `"auto"`, *optional*): wins over the selector's own.
-        query (`Sequence[Tensor]`, *optional*): ids of the question of each row, instead of finding it in the prompt.
-        query_layers (`int`, *optional*, defaults to 0): take the question's words after this many layers of the
-            language model, read by themselves, instead of from its embedding table; it binds "the *left* dog".
+            embeddings by relevance, which needs a selector that returns an [`ARRCOCOutput`]; `"saccade"` encodes the
+            whole picture small, and full-resolution cells only where they matter.
+        budget (`int`, `float` or `"auto"`, *optional*): overrides the selector's default.
+        query (`Sequence[Tensor]`, *optional*): token ids of each row's question, instead of finding it in the prompt.
+        query_layers (`int`, *optional*, defaults to 0): run the question alone through this many layers of the
+            language model, instead of using its word embeddings; this binds words as in "the *left* dog".
         chat (`ChatTokens`, *optional*): chat markers; Qwen's by default.
         on_error (`str`, *optional*, defaults to `"full"`): if the selection itself fails, `"full"` warns and keeps all
             tokens, `"raise"` raises. Invalid arguments always raise.
         images (`Sequence[PIL.Image.Image | Tensor]`, *optional*): for `"saccade"`, the original pictures in the order
-            of the prompt, RGB, or `[3, H, W]` of bytes; cells are cut from them at their own resolution, and what the
-            processor made of them only holds their places. By default cells are those that it delivered.
-        gaze (`Gaze`, *optional*): for `"saccade"`, how tokens are shared between the whole and its parts.
+            of the prompt, RGB, or `[3, H, W]` of bytes. Cells are cut from them at their own resolution; the
+            processor's pixels only hold their places. By default cells are cut from the processor's pixels.
+        gaze (`Gaze`, *optional*): for `"saccade"`, how tokens are shared between gestalt and saccades.
 
     Returns:
-        `dict`: for `model(**kwargs)` or `model.generate(**kwargs)`, once and before the next `prepare`: beams change
-        its features in place, and where decoding goes on is kept in the model, as in its own `forward`. LLaVA needs a
-        cache to decode (no `use_cache=False`). A prompt without pictures comes back as it was.
+        `dict`: for `model(**kwargs)` or `model.generate(**kwargs)`. Use it once and before the next `prepare`: beam
+        search changes its features in place, and the model itself stores the position at which decoding continues, as
+        in its own `forward`. LLaVA needs a cache to decode (no `use_cache=False`). A prompt without pictures is
+        returned unchanged.
 
     Example:
 
@@ -390,5 +397,5 @@ def prepare(
     session = Session(open_family(model), selector, settings)
     if session.inside:
         name = selector_name(selector)
-        raise ValueError(f"{name!r} acts inside the language model, which no arguments can say; use `attach`")
+        raise ValueError(f"{name!r} acts inside the language model, so the prompt stays as it is; use `attach`")
     return session.prepare(inputs).inputs
