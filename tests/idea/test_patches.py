@@ -66,7 +66,7 @@ def test_bfloat16_patches_keep_their_type_and_range():
         (lambda: patches_from_picture(torch.rand(3, 60, 64)), "multiples of 32 pixels, got 60x64"),
         (lambda: patches_from_picture(torch.rand(1, 64, 64)), r"\[frames, 3, H, W\]"),
         (lambda: picture_from_patches(torch.rand(16, 100), [(1, 4, 4)]), r"\[patches, 1536\]"),
-        (lambda: picture_from_patches(torch.rand(15, 1536), [(1, 4, 4)]), "names 16 patches, `pixel_values` has 15"),
+        (lambda: picture_from_patches(torch.rand(15, 1536), [(1, 4, 4)]), "has 16 patches, `pixel_values` 15"),
         (lambda: picture_from_patches(torch.rand(15, 1536), [(1, 3, 5)]), "multiples of the merge size 2"),
     ],
 )

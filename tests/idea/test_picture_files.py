@@ -95,7 +95,7 @@ def test_unreadable_file_is_refused_with_its_name(tmp_path, monkeypatch):
 
     path = write(tmp_path, encode(noise_image(), "PNG"))
     monkeypatch.setattr(Image, "open", refuse)
-    with pytest.raises(PermissionError, match=rf"{path.name} may not be read"):
+    with pytest.raises(PermissionError, match=rf"{path.name} cannot be read"):
         open_picture(path)
 
 

@@ -1,1 +1,1 @@
-"""What textures are made of: block statistics, saliency, patches, picture files, and the frame before."""
+"""Pixel-level building blocks of textures: block statistics, saliency, patches, picture files, the previous frame."""

@@ -1,4 +1,4 @@
-"""Reading picture files: what can be converted is converted and said, what cannot is refused in one line."""
+"""Read picture files as upright RGB: conversions are noted, unreadable files raise a one-line error."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _limit_lock = threading.Lock()
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture as RGB, and what was done to get there.
+    """An RGB picture with notes on its conversion.
 
     Args:
         image (`PIL.Image.Image`): 8-bit RGB, upright.
-        notes (`tuple[str, ...]`): conversions a user should know of.
+        notes (`tuple[str, ...]`): conversions a user should know about.
     """
 
     image: Image.Image
@@ -35,27 +35,27 @@ class Picture:
 
 @contextmanager
 def _limit(max_pixels: int) -> Iterator[None]:
-    """Put our limit in the place of Pillow's, which is lower and only warns; its other warnings say nothing to a user.
+    """Replace Pillow's pixel limit, which is lower and only warns, and silence its other warnings.
 
-    Pillow checks it on the header, also that of a picture inside a container.
+    Pillow checks the limit when it reads a header, also that of a picture inside a container.
     """
     with _limit_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        before = Image.MAX_IMAGE_PIXELS
+        pillow_limit = Image.MAX_IMAGE_PIXELS
         Image.MAX_IMAGE_PIXELS = max_pixels
         try:
             yield
         finally:
-            Image.MAX_IMAGE_PIXELS = before
+            Image.MAX_IMAGE_PIXELS = pillow_limit
 
 
 def open_picture(path: str | Path, max_pixels: int = MAX_IMAGE_PIXELS) -> Picture:
     """Read a picture file as upright 8-bit RGB.
 
-    Animations give their first frame, transparency is laid on white, 16-bit, grayscale, palette and CMYK pictures are
-    converted. A missing, damaged, empty or too large file raises `ValueError` or `OSError` with one clear line; the
-    size is checked in the header, before anything is decoded.
+    Animations give their first frame, transparency is laid on white, and 16-bit, grayscale, palette and CMYK pictures
+    are converted. A missing, damaged, empty or too large file raises `ValueError` or `OSError` with a one-line message.
+    The size is checked in the header, before anything is decoded.
 
     Example:
 
@@ -80,25 +80,25 @@ def open_picture(path: str | Path, max_pixels: int = MAX_IMAGE_PIXELS) -> Pictur
                 image.load()
                 return to_rgb(image)
         except PermissionError:
-            raise PermissionError(f"{path} may not be read; check its permissions") from None
+            raise PermissionError(f"{path} cannot be read; check its permissions") from None
         except UnidentifiedImageError:
             raise ValueError(f"{path} is not a picture that Pillow can read") from None
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-            raise ValueError(f"{path} has more than {max_pixels:,} pixels, which is the limit; downsample it") from None
+            raise ValueError(f"{path} is larger than the limit of {max_pixels:,} pixels; downsample it") from None
         except MemoryError:
             raise
-        except Exception as error:  # decoders raise anything on damaged data
+        except Exception as error:  # decoders raise all kinds of errors on damaged data
             why = (str(error) or type(error).__name__).splitlines()[0]
             raise ValueError(f"{path} is damaged and cannot be read ({why})") from None
 
 
 def to_rgb(image: Image.Image) -> Picture:
-    """A picture as upright 8-bit RGB, and what was done to get there."""
+    """Convert a picture to upright 8-bit RGB, with notes on the conversion."""
     notes = []
     frames = getattr(image, "n_frames", 1)
     if frames > 1 and image.format != "MPO":  # MPO is how cameras store one photo with its preview
         notes.append(f"has {frames} frames, of which the first is used")
-    # a picture that is upright and RGB is not copied: it may be all that fits into memory
+    # an upright RGB picture is not copied: it may be all that fits into memory
     upright = image if image.getexif().get(ExifTags.Base.Orientation, 1) == 1 else ImageOps.exif_transpose(image)
     if upright.mode == "F" or upright.mode.startswith("I"):
         kind = {"F": "floating point", "I": "32-bit"}.get(upright.mode, "16-bit")
@@ -110,7 +110,7 @@ def to_rgb(image: Image.Image) -> Picture:
         upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright)
     elif upright.mode != "RGB":
         notes.append(f"was converted from {upright.mode}")
-    if upright.mode != "RGB" or frames > 1:  # one of several frames would go back to its file, which is closed
+    if upright.mode != "RGB" or frames > 1:  # a frame of an animation would go back to its file, which is closed
         upright = upright.convert("RGB")
     return Picture(upright, tuple(notes))
 
@@ -124,13 +124,13 @@ def _eight_bit(values: np.ndarray, mode: str) -> np.ndarray:
         scaled = values * 255
     elif low >= 0 and high <= 255:
         scaled = values
-    else:  # no known scale: stretched to its own range
+    else:  # no known scale: stretch to the full range
         scaled = (values - low) * (255 / max(high - low, 1e-30))
     return scaled.round().astype(np.uint8)
 
 
 def open_shown(picture: Any) -> Image.Image:
-    """A picture as upright 8-bit RGB, however it was given: a path, a PIL image, or an array `[H, W, 3]` of bytes."""
+    """Upright 8-bit RGB picture from a path, a PIL image, or an array `[H, W, 3]` of bytes."""
     if isinstance(picture, np.ndarray):
         if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
             raise ValueError(f"an array must be [H, W, 3] of uint8, got {list(picture.shape)} of {picture.dtype}")

@@ -1,7 +1,7 @@
-"""One pass over the full-resolution picture: block means and variances, from which all texture channels follow.
+"""Block means and variances of a picture from one pass over its pixels; all pixel channels of a texture use them.
 
-Every level of the pyramid holds the mean and the mean square of the luminance over blocks of 2, 4, 8, ... pixels, so
-that the detail which is lost at any scale is a subtraction (law of total variance), not another look at the pixels.
+Every level of the pyramid holds the mean and the mean square of the luminance over blocks of 2, 4, 8, ... pixels. The
+detail lost at any scale is then a subtraction (law of total variance), not another pass over the pixels.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ LUMA = (0.299, 0.587, 0.114)
 
 
 def halve(x: Tensor) -> Tensor:
-    """Mean over 2x2 blocks; an odd border is averaged over what is there."""
+    """Mean over 2x2 blocks; incomplete blocks at an odd border average the pixels they have."""
     height, width = x.shape[-2:]
     if x.is_cuda or height % 2 or width % 2:
         return F.avg_pool2d(x, 2, ceil_mode=True, count_include_pad=False)
-    # at one half, bilinear sampling is exactly the mean of four, by a kernel five times faster on a CPU
+    # bilinear sampling at half size is exactly the mean of four, and its kernel is five times faster on a CPU
     return F.interpolate(x, size=(height // 2, width // 2), mode="bilinear", align_corners=False)
 
 
 def pool_to(x: Tensor, size: tuple[int, int]) -> Tensor:
-    """`adaptive_avg_pool2d`; where the sizes divide, by plain means, which are several times faster."""
+    """`adaptive_avg_pool2d`, by plain means where the sizes divide, which is several times faster."""
     rows, columns = x.shape[-2] // size[0], x.shape[-1] // size[1]
     if (rows * size[0], columns * size[1]) != tuple(x.shape[-2:]):
         return F.adaptive_avg_pool2d(x, size)
@@ -59,7 +59,7 @@ def _bilinear_weights(source: int, target: int, device: torch.device) -> Tensor:
 def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
     """Bilinear resize of small float32 maps `[..., h, w]`, a no-op at the same size.
 
-    Two matrix products: with many channels far faster on CUDA than `interpolate`, and with a deterministic backward.
+    Two matrix products: with many channels far faster on CUDA than `interpolate`, and the backward is deterministic.
     """
     height, width = x.shape[-2:]
     if height != size[0]:
@@ -70,9 +70,9 @@ def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def luminance(colour: Tensor) -> Tensor:
-    """Luminance `[B, 1, H, W]` in float32 of a picture `[B, 3, H, W]` in any float type."""
+    """Luminance `[B, 1, H, W]` in float32 of a picture `[B, 3, H, W]` in any float dtype."""
     red, green, blue = colour.chunk(3, dim=1)
-    # one channel at a time: a half-precision picture is never copied whole
+    # one channel at a time, so that a half-precision picture is never copied as a whole
     return (red.float() * LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
 
 
@@ -88,13 +88,13 @@ def gradient(intensity: Tensor) -> tuple[Tensor, Tensor]:
     A unit step gives 0.5.
     """
     padded = F.pad(intensity, (1, 1, 1, 1), mode="replicate")
-    both = F.conv2d(padded, _sobel_kernel(intensity.device))
-    return both, torch.hypot(both[:, :1], both[:, 1:])
+    derivatives = F.conv2d(padded, _sobel_kernel(intensity.device))
+    return derivatives, torch.hypot(derivatives[:, :1], derivatives[:, 1:])
 
 
 @dataclass(frozen=True)
 class Mipmaps:
-    """What one pass over the pixels leaves behind.
+    """Block statistics from one pass over the pixels.
 
     Args:
         cells (`Tensor` of shape `[B, 3, h, w]`): mean colour of each cell.
@@ -113,11 +113,11 @@ class Mipmaps:
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """All that was measured, for [`~Mipmaps.with_tensors`]."""
+        """All tensors, in the order that [`~Mipmaps.with_tensors`] takes."""
         return self.cells, self.colour, *self.moments
 
     def with_tensors(self, tensors: tuple[Tensor, ...]) -> Mipmaps:
-        """The same measures, kept in other tensors."""
+        """A copy that holds these tensors instead."""
         return replace(self, cells=tensors[0], colour=tensors[1], moments=tuple(tensors[2:]))
 
     @property
@@ -137,7 +137,7 @@ class Mipmaps:
         return moments
 
     def deviation(self, level: float) -> Tensor:
-        """Root mean square `[B, 1, h, w]` of what is finer than blocks of `2**level` pixels; fractions interpolate.
+        """Root mean square `[B, 1, h, w]` of detail finer than blocks of `2**level` pixels; a fraction interpolates.
 
         Black-and-white detail has deviation 0.5, so the result is doubled into [0, 1].
         """
@@ -165,7 +165,7 @@ def working_level(height: int, width: int, grid: tuple[int, int]) -> int:
 
 
 def build_mipmaps(picture: Tensor, grid: tuple[int, int], coarsest: int) -> Mipmaps:
-    """Measure a picture `[B, 3, H, W]` once, up to blocks of `2**coarsest` pixels.
+    """Mipmaps of a picture `[B, 3, H, W]`, up to blocks of `2**coarsest` pixels.
 
     Example:
 
@@ -185,7 +185,7 @@ def build_mipmaps(picture: Tensor, grid: tuple[int, int], coarsest: int) -> Mipm
     if level == 0 or (height, width) == (1, 1):
         current = torch.cat([luma, luma * luma], dim=1)  # [B, 2, H, W]
         moments = [current]
-    else:  # level 0 is not needed: halving before joining keeps one full-size map at a time
+    else:  # level 0 is not needed: halve before joining, so that only one full-size map exists at a time
         mean = halve(luma)
         current = torch.cat([mean, halve(luma.square_())], dim=1)  # [B, 2, H / 2, W / 2]
         moments = [None, current]
@@ -208,25 +208,25 @@ def measure_strips(
     levels: tuple[int, int],
     least: tuple[int, int],
 ) -> Mipmaps:
-    """[`build_mipmaps`] of one picture that comes in strips, of which no more than one is held as floats at a time.
+    """[`build_mipmaps`] for one picture in strips; only one strip at a time is held as floats.
 
     Args:
-        strips (`Iterable[Tensor]`): `[3, rows, W]` from top to bottom, bytes or floats in [0, 1]; all but the last have
-            a number of rows that `2**level` divides (whole cells do).
+        strips (`Iterable[Tensor]`): `[3, rows, W]` from top to bottom, bytes or floats in [0, 1]. In all but the last,
+            `2**level` must divide the number of rows, which whole cells guarantee.
         size (`tuple[int, int]`): height and width of the picture.
         grid (`tuple[int, int]`): rows and columns of the cells.
-        levels (`tuple[int, int]`): the finest and the coarsest that will be asked for.
-        least (`tuple[int, int]`): rows and columns that the reduced picture must have.
+        levels (`tuple[int, int]`): the finest and the coarsest level that will be needed.
+        least (`tuple[int, int]`): fewest rows and columns of the reduced picture.
     """
     level = min(working_level(*size, grid), levels[0])
-    while level and any(side >> level < wanted for side, wanted in zip(size, least, strict=True)):
+    while level and any(side >> level < minimum for side, minimum in zip(size, least, strict=True)):
         level -= 1
     small = (size[0] >> level, size[1] >> level)
     reduced, colour = None, None
     top = 0
     for strip in strips:
         pixels = strip[None].float() if strip.is_floating_point() else strip[None] / 255
-        if reduced is None or colour is None:  # once for all strips: pieces would lie between what is freed
+        if reduced is None or colour is None:  # allocated once: pieces would fragment the memory
             reduced, colour = pixels.new_empty(1, 2, *small), pixels.new_empty(1, 3, *small)
         luma = luminance(pixels)
         rows = slice(top, top + (pixels.shape[2] >> level))
@@ -234,7 +234,7 @@ def measure_strips(
         colour[:, :, rows] = _reduce(pixels, level)
         top = rows.stop
     if reduced is None or colour is None:
-        raise ValueError("there is no strip")
+        raise ValueError("`strips` is empty; give at least one strip [3, rows, W]")
     moments: list[Tensor | None] = [*[None] * level, reduced]
     for _ in range(level, levels[1]):
         current = moments[-1]
@@ -245,7 +245,7 @@ def measure_strips(
 
 
 def peak_to(x: Tensor, size: tuple[int, int]) -> Tensor:
-    """`adaptive_max_pool2d`, by the much faster fixed kernel where the sizes divide."""
+    """`adaptive_max_pool2d`, by the much faster fixed-size kernel where the sizes divide."""
     rows, columns = x.shape[-2] // size[0], x.shape[-1] // size[1]
     if (rows * size[0], columns * size[1]) == tuple(x.shape[-2:]):
         return F.max_pool2d(x, (rows, columns))
@@ -254,7 +254,7 @@ def peak_to(x: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _reduce(x: Tensor, level: int) -> Tensor:
-    """Means over blocks of `2**level` pixels; a single halving has a faster kernel than means of two."""
+    """Means over blocks of `2**level` pixels; a single halving has a faster kernel."""
     if level <= 1:
         return halve(x) if level else x
     return pool_to(x, (x.shape[-2] >> level, x.shape[-1] >> level))

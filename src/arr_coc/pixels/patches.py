@@ -1,4 +1,4 @@
-"""Between a picture and the flattened patches a Qwen-VL processor delivers: exact in both directions.
+"""Convert pictures to the flattened patches of a Qwen-VL processor, and back, exactly.
 
 Qwen's `pixel_values` is not `[B, 3, H, W]` but one row per patch, `[sum(t * h * w), C * T * P * P]`, with the patches
 of each 2x2 merge cell next to each other. Frames come in groups of `T`; a still picture is repeated `T` times.
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from arr_coc.runtime.tensors import constant
 
-# What Qwen2-VL and Qwen2.5-VL normalise with; Qwen3-VL uses 0.5 throughout.
+# Normalisation of Qwen2-VL and Qwen2.5-VL; Qwen3-VL uses 0.5 throughout.
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)
@@ -21,7 +21,7 @@ HALF = (0.5, 0.5, 0.5)
 
 @constant
 def colour_constant(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Three values `[3, 1, 1]` to normalise a picture with."""
+    """One value per colour as `[3, 1, 1]`, to normalise a picture."""
     return torch.tensor(values, dtype=torch.float32, device=device).view(3, 1, 1)
 
 
@@ -38,7 +38,7 @@ def patches_from_picture(
 
     Args:
         picture (`Tensor` of shape `[frames, 3, H, W]` or `[3, H, W]`): in [0, 1]; sides are multiples of
-            `patch_size * merge_size`. A still picture, or an incomplete last group, is filled with its last frame.
+            `patch_size * merge_size`. A still picture or an incomplete last group is filled with its last frame.
         patch_size (`int`, *optional*, defaults to 16): 14 for Qwen2-VL and Qwen2.5-VL, 16 for Qwen3-VL.
         merge_size (`int`, *optional*, defaults to 2): patches a side of one token.
         temporal_patch_size (`int`, *optional*, defaults to 2): frames of one patch.
@@ -93,7 +93,7 @@ def picture_from_patches(
     """Undo [`patches_from_picture`] for several pictures or clips: the pictures `[t * T, 3, H, W]` in [0, 1].
 
     A still picture comes back as its `T` equal frames; take `[::temporal_patch_size]` for one frame per token row.
-    Rounding of the normalisation is clamped away, so that the result is a picture again.
+    The result is clamped to [0, 1] against rounding.
 
     Example:
 
@@ -108,7 +108,7 @@ def picture_from_patches(
 
     ```
     """
-    # the one place where a grid may live on the device: it is tiny, and the processor makes it on the host
+    # a transfer only if the grid is on the device; processors make it on the host
     grids = grid_thw.tolist() if isinstance(grid_thw, Tensor) else [list(grid) for grid in grid_thw]
     width = 3 * temporal_patch_size * patch_size**2
     counts = [t * h * w for t, h, w in grids]
@@ -118,7 +118,10 @@ def picture_from_patches(
             f"frames a patch, got {tuple(pixel_values.shape)}"
         )
     if sum(counts) != pixel_values.shape[0]:
-        raise ValueError(f"`grid_thw` names {sum(counts)} patches, `pixel_values` has {pixel_values.shape[0]}")
+        raise ValueError(
+            f"`grid_thw` has {sum(counts)} patches, `pixel_values` {pixel_values.shape[0]}; "
+            "take both from one call of the processor"
+        )
     if any(h % merge_size or w % merge_size for _, h, w in grids):
         raise ValueError(f"`grid_thw` sides must be multiples of the merge size {merge_size}, got {grids}")
     mean, std = (

@@ -1,7 +1,7 @@
-"""What stands out and what belongs together: centre-surround contrast, rarity, clusters, strokes, distance to edges.
+"""Saliency maps of a picture: centre-surround contrast, rarity, clusters, strokes, distance to edges, structure.
 
 The contrast maps follow Itti, Koch and Niebur (1998), "A model of saliency-based visual attention for rapid scene
-analysis", with the mean of the whole picture as the last surround, so that the odd one out differs from everything.
+analysis", with the mean of the whole picture as the last surround, so that a unique object differs from everything.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ CLUSTERS = 3
 RARITY_SAMPLES = 256
 RARITY_FLOOR = 1e-3
 COLOUR_BANDWIDTH = 0.1
-# The exact distance transform is quadratic along a side; finer grids are halved until they are no larger than this.
+# The exact distance transform is quadratic in the side; larger grids are halved until they fit.
 DISTANCE_SIDE = 128
-# Autocorrelation of neighbouring cells from which on there are things in a picture of 256 cells or more.
+# Least autocorrelation of neighbouring cells that counts as structure in a picture of 256 cells or more.
 LEAST_ALIKE = 0.29
 
 
@@ -34,7 +34,7 @@ def opponent_colours(colour: Tensor) -> Tensor:
 
 
 def orientation(gradients: Tensor, magnitude: Tensor) -> Tensor:
-    """Gradient as a vector of doubled angle `[B, 2, H, W]`: opposite sides of a bar agree, crossing bars oppose."""
+    """Gradient with its angle doubled `[B, 2, H, W]`: opposite sides of a bar agree, crossing bars oppose."""
     x, y = gradients.chunk(2, dim=1)
     unit = x / magnitude.clamp(min=1e-6)  # cosine of the angle; cos 2a = 2 cos^2 a - 1, sin 2a = 2 cos a sin a
     return torch.cat([2 * unit * x - magnitude, 2 * unit * y], dim=1)
@@ -63,13 +63,13 @@ def _contrast(centre: Tensor, near: Tensor, far: Tensor, overall: Tensor, grid: 
 
 @constant
 def _sampled_cells(count: int, device: torch.device) -> Tensor:
-    """Up to 256 cells in no regular pattern, which tiles and windows could fall in step with."""
+    """Indices of up to 256 random cells: a regular pattern could fall in step with tiles or windows."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
     return order[:RARITY_SAMPLES].sort().values.to(device)
 
 
 def colour_rarity(cells: Tensor) -> Tensor:
-    """How rare a cell's colour is in its picture `[B, 1, h, w]`: 0 if all cells have it, 1 if hardly any does."""
+    """How rare a cell's colour is in its picture `[B, 1, h, w]`: 0 if all cells have it, 1 if hardly any."""
     batch, _, rows, columns = cells.shape
     points = cells.flatten(2).mT  # [B, N, 3]
     others = points.index_select(1, _sampled_cells(rows * columns, cells.device))  # [B, S, 3]
@@ -82,7 +82,7 @@ def colour_rarity(cells: Tensor) -> Tensor:
 def _squared_distance(points: Tensor, others: Tensor) -> Tensor:
     """Squared distances `[B, N, S]` of `[B, N, F]` and `[B, S, F]`, for few features.
 
-    Exact for near neighbours, where a matrix product would cancel; `cdist` without one takes ten times as long on CUDA.
+    Exact for near neighbours, where a matrix product would cancel; exact `cdist` takes ten times as long on CUDA.
     """
     total = points.new_zeros(points.shape[0], points.shape[1], others.shape[1])
     for here, there in zip(points.unbind(dim=-1), others.unbind(dim=-1), strict=True):
@@ -94,7 +94,7 @@ def _squared_distance(points: Tensor, others: Tensor) -> Tensor:
 def cluster_cells(features: Tensor, steps: int = 4) -> Tensor:
     """Soft membership `[B, 3, h, w]` of cells in three clusters of their features `[B, F, h, w]`, largest first.
 
-    Soft k-means with farthest-first seeds: deterministic, the same for every order of the batch.
+    Soft k-means with farthest-first seeds: deterministic and independent of the order of the batch.
     """
     batch, _, rows, columns = features.shape
     points = features.flatten(2).mT  # [B, N, F]
@@ -122,11 +122,11 @@ def _memberships(points: Tensor, centres: Tensor) -> Tensor:
 def stroke_density(gradients: Tensor, grid: tuple[int, int]) -> Tensor:
     """Text likelihood `[B, 1, h, w]`: rising and falling edges close together, along both axes.
 
-    A lone edge has one sign, a gradient hardly any slope; letters have both signs within a stroke's width.
+    A lone edge has one sign and a smooth gradient hardly any slope; letters have both signs within a stroke's width.
     """
-    both = torch.cat([gradients, -gradients], dim=1)  # [B, 4, H, W]: +x, +y, -x, -y
-    # two small windows make one of six samples at a fifth of its cost
-    peaks = F.max_pool2d(F.max_pool2d(both, 2, ceil_mode=True), 3, stride=1, padding=1)
+    signed = torch.cat([gradients, -gradients], dim=1)  # [B, 4, H, W]: +x, +y, -x, -y
+    # two small windows equal one of six samples at a fifth of the cost
+    peaks = F.max_pool2d(F.max_pool2d(signed, 2, ceil_mode=True), 3, stride=1, padding=1)
     strokes = torch.minimum(peaks[:, :2], peaks[:, 2:]).clamp_(min=0)  # [B, 2, H, W]
     density = (strokes[:, :1] * strokes[:, 1:]).sqrt_()
     return (3 * pool_to(density, grid)).clamp_(max=1)
@@ -166,16 +166,16 @@ def _neighbours(channels: int, device: torch.device) -> Tensor:
 
 
 def structure_of(maps: Tensor, floor: float = 0.01, chances: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """How much maps `[B, C, h, w]` are more than noise, in two ways `[B, C]`; 1 and above has structure.
+    """Two measures `[B, C]` of how far maps `[B, C, h, w]` are from noise; 1 and above means structure.
 
-    Things make neighbouring cells alike (autocorrelation over one and two cells) or stand alone (an outlier beyond
-    what chance gives). Noise, flat fields and splatter do neither. On small grids neither can be told from chance,
-    so that less is asked.
+    Objects make neighbouring cells alike (autocorrelation over one and two cells) or stand alone (an outlier larger
+    than chance). Noise, flat fields and splatter do neither. On small grids neither can be told from chance, so the
+    thresholds are lower.
 
     Args:
         maps (`Tensor` of shape `[B, C, h, w]`): any values.
         floor (`float`, *optional*, defaults to 0.01): deviation below which a map counts as flat.
-        chances (`Tensor` of shape `[B]`, *optional*): how many maps are tried for an outlier, one by default.
+        chances (`Tensor` of shape `[B]`, *optional*): number of maps searched for an outlier, one by default.
     """
     count = maps.shape[-2] * maps.shape[-1]
     centred = maps - maps.mean(dim=(-2, -1), keepdim=True)
@@ -188,11 +188,11 @@ def structure_of(maps: Tensor, floor: float = 0.01, chances: Tensor | None = Non
     least_alone = math.sqrt(2 * math.log(max(2, count))) + 0.6
     if chances is None:
         return alike / least_alike, alone / least_alone
-    tried = (2 * (math.log(max(2, count)) + chances.clamp(min=1).float().log())).sqrt() + 0.6  # [B]
-    return alike / least_alike, alone / tried[:, None]
+    among_all = (2 * (math.log(max(2, count)) + chances.clamp(min=1).float().log())).sqrt() + 0.6  # [B]
+    return alike / least_alike, alone / among_all[:, None]
 
 
 def picture_structure(maps: Tensor) -> Tensor:
-    """Structure `[B]` of a picture whose channels `[B, C, h, w]` show it together."""
+    """Structure `[B]` of pictures, from the mean over their channels `[B, C, h, w]`."""
     alike, alone = structure_of(maps)
     return torch.maximum(alike.mean(dim=-1), alone.mean(dim=-1))
