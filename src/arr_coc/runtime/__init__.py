@@ -1,1 +1,1 @@
-"""What serves everything else: input checks, CUDA graphs, saving and loading, files, times, the machine."""
+"""Shared helpers: input checks, CUDA graphs, saving and loading, atomic files, timing, the machine."""

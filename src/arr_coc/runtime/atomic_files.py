@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: written under another name, then renamed."""
+"""Write files atomically: under a temporary name, then renamed, so that no half-written file is left."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 
 @contextmanager
 def set_aside(path: Path) -> Iterator[Path]:
-    """Another name to write a file under; it takes its own at the end: it is there whole, or not at all."""
-    aside = path.with_name(f".{uuid.uuid4().hex}")
+    """Yield a temporary path in the same folder; on success it is renamed to `path`, on failure it is removed."""
+    temporary = path.with_name(f".{uuid.uuid4().hex}")
     try:
-        yield aside
-        aside.replace(path)
+        yield temporary
+        temporary.replace(path)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def write_aside(path: Path, text: str) -> None:
-    """Write a text, whole or not at all."""
-    with set_aside(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+    """Write a text file atomically."""
+    with set_aside(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

@@ -1,8 +1,8 @@
-"""Replaying a function of tensors as one CUDA graph: the layer is hundreds of tiny kernels, and launching them costs
-more than running them.
+"""Replay a function of tensors as one CUDA graph, because launching hundreds of tiny kernels costs more than running
+them.
 
-A signature (shapes, types, settings) runs as written the first time, is recorded the second time and replayed from
-then on. Results are the same; they are copied out, so that the next call cannot overwrite them.
+The first call with a signature (shapes, dtypes, settings) runs normally, the second is recorded, and later ones replay
+the recording. Results are the same; they are copied out, so that the next call cannot overwrite them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from arr_coc.runtime.tensors import collect_constants
 
 
 def may_replay(tensor: Tensor) -> bool:
-    """Whether a graph can stand in for a plain call here: on CUDA, without gradients, and not itself being recorded."""
+    """Whether a graph can replace a plain call: on CUDA, without gradients, and not inside another recording."""
     return (
         tensor.is_cuda
         and not torch.is_grad_enabled()
@@ -33,7 +33,7 @@ class _Recording(NamedTuple):
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor | None]
     outputs: Any
-    constants: list[Tensor]  # the graph reads them by address: they must not be freed before it
+    constants: list[Tensor]  # the graph reads them by address, so they must live as long as it does
 
     @property
     def size(self) -> int:
@@ -41,16 +41,15 @@ class _Recording(NamedTuple):
 
 
 class GraphCache:
-    """Recordings of one function for the signatures used last.
+    """Recordings of one function for its most recently used signatures.
 
     Args:
-        limit (`int`, *optional*, defaults to 16): how many recordings are kept.
-        limit_bytes (`int`, *optional*, defaults to 512 MiB): how much their copies of the inputs may take together.
+        limit (`int`, *optional*, defaults to 16): most recordings to keep.
+        limit_bytes (`int`, *optional*, defaults to 512 MiB): most memory for their copies of the inputs.
 
     The function takes tensors (or `None`) and settings, and returns a tuple, named or not, of tensors, `None` and such
-    tuples. It must not wait for the device, and its results may depend on nothing else that changes in place but the
-    module's
-    weights.
+    tuples. It must not wait for the device. Of values that change in place, its results may depend only on its inputs
+    and the module's weights.
     """
 
     def __init__(self, limit: int = 16, limit_bytes: int = 2**29) -> None:
@@ -62,7 +61,7 @@ class GraphCache:
         self._done: dict[torch.device, torch.cuda.Event] = {}
 
     def __reduce__(self) -> tuple[type[GraphCache], tuple[int, int]]:
-        return GraphCache, (self.limit, self.limit_bytes)  # copies and pickles of a layer start with no recordings
+        return GraphCache, (self.limit, self.limit_bytes)  # a copied or unpickled layer starts without recordings
 
     def __call__(
         self, function: Callable[..., Any], tensors: Sequence[Tensor | None], settings: tuple[Hashable, ...]
@@ -91,7 +90,7 @@ class GraphCache:
     ) -> Any:
         stream = torch.cuda.current_stream()
         if device in self._done:
-            # all recordings share one pool: a replay on another stream must have been copied out first
+            # all recordings share one memory pool: results of a replay on another stream must be copied out first
             stream.wait_event(self._done[device])
         if key not in self._recordings:
             self._recordings[key] = self._record(function, tensors, settings, device)
@@ -106,7 +105,7 @@ class GraphCache:
         return copies
 
     def _forget(self) -> None:
-        """Drop the recordings used longest ago until both limits hold; the newest always stays."""
+        """Drop the least recently used recordings until both limits hold; the newest always stays."""
         while len(self._recordings) > 1 and (
             len(self._recordings) > self.limit
             or sum(recording.size for recording in self._recordings.values()) > self.limit_bytes
@@ -123,11 +122,11 @@ class GraphCache:
         with torch.inference_mode(False):  # inference tensors could not be written to outside inference mode
             inputs = [None if x is None else torch.empty(x.shape, dtype=x.dtype, device=device) for x in tensors]
         _copy(tensors, inputs)
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            function(*inputs, *settings)  # allocates workspaces, which a recording may not
-        torch.cuda.current_stream().wait_stream(side)
+        warmup = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        warmup.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(warmup):
+            function(*inputs, *settings)  # allocates workspaces, which is not possible while recording
+        torch.cuda.current_stream().wait_stream(warmup)
         graph = torch.cuda.CUDAGraph()
         pool = self._pools.setdefault(device, torch.cuda.graph_pool_handle())
         with collect_constants() as constants, torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
@@ -142,7 +141,7 @@ def _copy(values: Sequence[Tensor | None], targets: Sequence[Tensor | None]) -> 
 
 
 def _copy_out(result: Any) -> Any:
-    """A copy of what a graph wrote, which the next replay will overwrite."""
+    """Copy a graph's results, because the next replay overwrites them."""
     if isinstance(result, tuple):
         return getattr(type(result), "_make", tuple)([_copy_out(part) for part in result])
     return result.clone() if isinstance(result, Tensor) else result

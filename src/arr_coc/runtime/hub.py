@@ -1,7 +1,7 @@
-"""Saving a selector alone, like an adapter: a small config and safetensors. The base model is never copied.
+"""Save, load and push a selector like an adapter: a small config and safetensors, without the base model.
 
-`huggingface_hub`'s own mixin falls back to pickled weights and ignores unknown configuration keys; this one does
-neither, and writes every file aside before it takes its name.
+`huggingface_hub`'s mixin falls back to pickled weights and ignores unknown configuration keys. This one does neither,
+and writes every file atomically.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CONFIG_NAME = "config.json"
 
 
 class UnreachableError(FileNotFoundError):
-    """Neither a directory, nor in the cache, and the Hub does not answer."""
+    """The name is no directory, not in the cache, and the Hub cannot be reached."""
 
 
 class PretrainedModule(nn.Module):
@@ -44,14 +44,14 @@ class PretrainedModule(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def save_pretrained(self, directory: str | Path) -> None:
-        """Write `config.json` and `model.safetensors` into a directory, which is made if need be."""
+        """Write `config.json` and `model.safetensors` into a directory, which is created if missing."""
         directory = Path(directory)
         if directory.is_file():
             raise ValueError(f"{directory} is a file; give a directory to save into")
         directory.mkdir(parents=True, exist_ok=True)
         state = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
         config = dataclasses.replace(self.config, arr_coc_version=__version__)
-        # weights take their name first: a directory with a config is complete
+        # the config is renamed last: a directory with a config is complete
         with set_aside(directory / CONFIG_NAME) as new_config, set_aside(directory / WEIGHTS_NAME) as new_weights:
             save_file(state, new_weights, metadata={"format": "pt"})
             new_config.write_text(config.to_json(), encoding="utf-8")
@@ -68,7 +68,7 @@ class PretrainedModule(nn.Module):
         device: str = "cpu",
         **kwargs: Any,
     ) -> Self:
-        """Load what `save_pretrained` wrote, from a directory or the Hub, in evaluation mode.
+        """Load a saved module from a directory or the Hub, in evaluation mode.
 
         Args:
             directory_or_id (`str` or `Path`): a directory, or a Hub id such as `user/name`.
@@ -84,18 +84,20 @@ class PretrainedModule(nn.Module):
             state = load_file(weights_path, device=device)
         except SafetensorError as error:
             raise ValueError(f"{weights_path} is not a readable safetensors file: {error}") from None
-        own = module.state_dict()
+        expected = module.state_dict()
         wrong = sorted(
-            {name for name in own.keys() | state.keys() if name not in own or name not in state}
-            | {name for name in own.keys() & state.keys() if own[name].shape != state[name].shape}
+            (expected.keys() ^ state.keys())
+            | {name for name in expected.keys() & state.keys() if expected[name].shape != state[name].shape}
         )
         if wrong:
-            raise ValueError(f"{weights_path} does not fit its {CONFIG_NAME}: see {', '.join(wrong[:4])}")
+            raise ValueError(
+                f"{weights_path} does not fit its {CONFIG_NAME}: see {', '.join(wrong[:4])}; save it again"
+            )
         module.load_state_dict(state)
         return module.to(device).eval()
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | bool | None = None) -> str:
-        """Upload config and weights; returns the address of the commit."""
+        """Upload config and weights; returns the URL of the commit."""
         api = HfApi(token=token)
         api.create_repo(repo_id, private=private, exist_ok=True)
         with TemporaryDirectory() as directory:
@@ -107,7 +109,7 @@ class PretrainedModule(nn.Module):
 
 
 def find_file(directory_or_id: str | Path, name: str, hub: dict[str, Any]) -> Path:
-    """Path of a selector's file, in a directory or fetched from the Hub."""
+    """Path of a selector's file, in a directory or downloaded from the Hub."""
     if Path(directory_or_id).is_dir():
         path = Path(directory_or_id, name)
         if path.is_file():

@@ -1,4 +1,4 @@
-"""The machine a run is on: its device, its versions, the revision of the source."""
+"""Describe the machine of a run: device, versions, revision of the source."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from arr_coc._version import __version__
 
 
 def check_device(device: str) -> torch.device:
-    """The device of a name.
+    """Turn `"cpu"` or `"cuda"` into a `torch.device`.
 
     Args:
-        device (`str`): `"cpu"` or `"cuda"`; `"cuda"` is refused where there is none.
+        device (`str`): `"cpu"` or `"cuda"`; `"cuda"` raises if there is no CUDA device.
 
     Returns:
-        `torch.device`: the same, for torch.
+        `torch.device`: the device.
 
     Example:
 
@@ -39,7 +39,7 @@ def check_device(device: str) -> torch.device:
 
 
 def describe_machine(model: Any) -> dict[str, Any]:
-    """What times depend on: the processor, threads, dtype, attention and versions."""
+    """Facts that measured times depend on: processor, threads, dtype, attention and versions."""
     device = model.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
@@ -55,7 +55,7 @@ def describe_machine(model: Any) -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    """What a training run depends on beside its settings."""
+    """Versions and source revision, to record with a training run."""
     return {
         "arr_coc": __version__,
         "torch": torch.__version__,
@@ -65,11 +65,11 @@ def environment() -> dict[str, Any]:
 
 
 def find_revision() -> str | None:
-    """The git revision of the package's source, where it lies in a repository."""
+    """The git revision of the package's source; None outside a repository."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
         )
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip()
+    return result.stdout.strip()

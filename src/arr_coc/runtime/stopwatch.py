@@ -1,4 +1,4 @@
-"""How long each stage of an answer takes."""
+"""Time the stages of an answer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 
 class Stopwatch:
-    """Times stages by name; waits for the device at both ends, so it is used where a person asked for times.
+    """Times stages by name. It waits for the device at both ends of a stage, so use it only where times are wanted.
 
     Args:
-        device (`torch.device`): what to wait for.
-        on (`bool`, *optional*, defaults to `True`): if not, nothing is timed and nothing waits.
+        device (`torch.device`): the device to wait for.
+        on (`bool`, *optional*, defaults to `True`): if False, nothing is timed and nothing waits.
     """
 
     def __init__(self, device: torch.device, on: bool = True) -> None:
@@ -23,7 +23,7 @@ class Stopwatch:
         self.milliseconds: dict[str, float] = {}
 
     def now(self) -> float:
-        """Milliseconds, when all work so far is done."""
+        """The time in milliseconds, after all queued work has finished."""
         if self.cuda:
             torch.cuda.synchronize()
         return 1e3 * time.perf_counter()
@@ -34,11 +34,11 @@ class Stopwatch:
         if not self.on:
             yield
             return
-        begin = self.now()
+        start = self.now()
         try:
             yield
         finally:
-            self.milliseconds[name] = self.milliseconds.get(name, 0.0) + self.now() - begin
+            self.milliseconds[name] = self.milliseconds.get(name, 0.0) + self.now() - start
 
 
 OFF = Stopwatch(torch.device("cpu"), on=False)

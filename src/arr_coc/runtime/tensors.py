@@ -1,4 +1,4 @@
-"""Small tensors that depend on sizes and a device alone, made once and kept: grids, kernels, orders."""
+"""Tensor helpers: a cache for constant tensors (grids, kernels, orders), and row normalisation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _local = threading.local()
 
 
 def constant(make: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """Decorator that keeps the tensors a function made last; they are never to be written to.
+    """Decorator that caches the tensors a function returns; never write to them.
 
     Example:
 
@@ -33,14 +33,14 @@ def constant(make: Callable[P, Tensor]) -> Callable[P, Tensor]:
     """
 
     @lru_cache(maxsize=128)
-    def kept(*args: Hashable) -> Tensor:
-        # an inference tensor could not serve calls outside inference mode
+    def cached(*args: Hashable) -> Tensor:
+        # an inference tensor could not be used outside inference mode
         with torch.inference_mode(False):
             return make(*args)  # type: ignore[call-arg, arg-type]
 
     @wraps(make)
     def get(*args: P.args, **kwargs: P.kwargs) -> Tensor:
-        value = kept(*args, *kwargs.values())
+        value = cached(*args, *kwargs.values())
         collected: list[Tensor] | None = getattr(_local, "collected", None)
         if collected is not None:
             collected.append(value)
@@ -51,7 +51,7 @@ def constant(make: Callable[P, Tensor]) -> Callable[P, Tensor]:
 
 @contextmanager
 def collect_constants() -> Iterator[list[Tensor]]:
-    """Collect the constants used inside, for those who must keep them alive: a CUDA graph holds bare addresses."""
+    """Collect the constants used inside, so that a CUDA graph, which holds bare addresses, can keep them alive."""
     _local.collected = []
     try:
         yield _local.collected
@@ -60,7 +60,7 @@ def collect_constants() -> Iterator[list[Tensor]]:
 
 
 def unit_rows(x: Tensor) -> Tensor:
-    """Rows of length 1; zero rows stay zero. Safe in half precision, where neither a small epsilon nor a large norm is.
+    """Scale rows to length 1; zero rows stay zero. Safe in half precision, where a small epsilon or large norm is not.
 
     Example:
 

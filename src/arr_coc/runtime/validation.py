@@ -1,4 +1,4 @@
-"""What a call of the layer is refused for: shapes before any work, values with the one transfer after it."""
+"""Input checks of the layer: shapes before the work, values after it, in a single transfer to the host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def check_width(config: ARRCOCConfig, queries: Sequence[VisualQuery]) -> None:
-    """Refuse queries of a model of another width."""
+    """Raise if the tokens of a query have another width than the layer."""
     for query in queries:
         if query.tokens.shape[1] != config.hidden_size:
             raise InvalidSelectorError(
@@ -37,7 +37,7 @@ def check_inputs(
     word_mask: Tensor | None,
     previous: PreviousFrame | None,
 ) -> Tensor | Mipmaps | None:
-    """Refuse shapes that do not fit each other; returns the frames `[B * t, 3, H, W]`, or what was measured of them."""
+    """Raise if shapes, dtypes or devices do not fit; returns the frames `[B * t, 3, H, W]` or the mipmaps."""
     width, total = config.hidden_size, cell_count(grid)
     if tokens.ndim != 3 or tokens.shape[1:] != (total, width) or tokens.shape[0] == 0:
         raise ValueError(
@@ -59,12 +59,14 @@ def check_inputs(
     pixels = picture.cells if isinstance(picture, Mipmaps) else picture
     for name, value in (("words", words), ("word_mask", word_mask), ("picture", pixels)):
         if value is not None and value.device != tokens.device:
-            raise ValueError(f"`{name}` is on {value.device}, `tokens` on {tokens.device}; bring them together")
+            raise ValueError(f"`{name}` is on {value.device}, `tokens` on {tokens.device}; move them to one device")
     if previous is not None and (grid[0] > 1 or picture is None):
-        raise ValueError("`previous` belongs to single frames with their picture; a clip carries its own past")
+        raise ValueError("`previous` needs a single frame with its picture; the frames of a clip are each other's past")
     if isinstance(picture, Mipmaps):
         if (batch, 1, *picture.grid) != (1, *cells) or previous is not None:
-            raise ValueError(f"a picture that was measured on {picture.grid} is one still of those cells, got {cells}")
+            raise ValueError(
+                f"mipmaps on {picture.grid} need one still on these cells and no `previous`, got {batch} on {cells}"
+            )
         return picture
     return None if picture is None else _check_picture(config, picture, batch, cells)
 
@@ -73,8 +75,10 @@ def _check_picture(config: ARRCOCConfig, picture: Tensor, batch: int, cells: Gri
     if picture.ndim == 4 and cells[0] == 1:
         picture = picture[:, None]
     if picture.ndim != 5 or picture.shape[:3] != (batch, cells[0], 3):
-        short = " or [B, 3, H, W]" if cells[0] == 1 else ""
-        raise ValueError(f"`picture` must have shape [{batch}, {cells[0]}, 3, H, W]{short}, got {tuple(picture.shape)}")
+        alternative = f" or [{batch}, 3, H, W]" if cells[0] == 1 else ""
+        raise ValueError(
+            f"`picture` must have shape [{batch}, {cells[0]}, 3, H, W]{alternative}, got {tuple(picture.shape)}"
+        )
     if picture.dtype not in _DTYPES:
         fix = "use `.float()`" if picture.is_floating_point() else "use `picture / 255`"
         raise TypeError(f"`picture` must be float16, bfloat16 or float32 in [0, 1], got {picture.dtype}; {fix}")
@@ -88,17 +92,17 @@ def _check_picture(config: ARRCOCConfig, picture: Tensor, batch: int, cells: Gri
 
 
 def extremes(tokens: Tensor, words: Tensor, relevance: Tensor, frames: Tensor | Mipmaps | None) -> Tensor:
-    """Least and largest value of each tensor, still on the device; NaN and infinity show in them."""
+    """Smallest and largest value of each tensor, still on the device; NaN and infinity show up in them."""
     frames = frames.cells if isinstance(frames, Mipmaps) else frames
     values = [tokens, words, relevance] if frames is None else [tokens, words, relevance, frames]
     return torch.stack([end.float() for value in values for end in torch.aminmax(value.detach())])
 
 
 def read_report(report: Tensor, batch: int, pictured: bool) -> list[list[float]]:
-    """The one transfer of a call: extremes of the inputs, which are checked, then one row per picture."""
+    """Transfer a call's report to the host, check the extremes at its start, and return one row per picture."""
     values: list[float] = report.tolist()
     names = ("tokens", "words", "relevance", "picture") if pictured else ("tokens", "words", "relevance")
-    ends = {name: values[2 * place : 2 * place + 2] for place, name in enumerate(names)}
+    ends = {name: values[2 * index : 2 * index + 2] for index, name in enumerate(names)}
     for name in ("tokens", "words"):
         if not all(map(math.isfinite, ends[name])):
             raise ValueError(f"`{name}` contains NaN or infinity; check the model's dtype and inputs")
@@ -113,7 +117,7 @@ def read_report(report: Tensor, batch: int, pictured: bool) -> list[list[float]]
 
 
 def record_detector(config: ARRCOCConfig, detector: TextDetector | None) -> ARRCOCConfig:
-    """The config with the detector's name; a layer that was made with one is not silently used without it."""
+    """The config with the detector's name; raises if the layer was made with a detector and none is given."""
     if detector is None:
         if config.text_detector is not None:
             raise ValueError(
