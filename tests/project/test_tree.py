@@ -162,7 +162,7 @@ def lint_imports(folder):
         ("attending", "import arr_coc.prompting.prune"),
         ("evaluation/metrics", "from arr_coc.training import losses"),
         ("data/__init__", "from arr_coc import prompting"),
-        ("runtime/tensors", "from arr_coc import config"),
+        ("runtime/tensors", "from arr_coc.pixels import patches"),
         ("runtime/validation", "from arr_coc import realizing"),
         ("pixels/patches", "from arr_coc.runtime import validation"),
         ("selectors/papers/tome", "from arr_coc.selectors.papers import scope"),
