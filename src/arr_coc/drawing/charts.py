@@ -1,4 +1,4 @@
-"""Line charts as SVG text: sharp at any size, readable in light and dark, and no library to install."""
+"""Line charts as SVG text: sharp at any size, readable in light and dark, without a plotting library."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def line_chart(
     """
     points = [point for line in lines.values() for point in line]
     if not points:
-        raise ValueError("a chart needs at least one point")
+        raise ValueError("`lines` has no points; a chart needs at least one point")
     xs, ys = [math.log(x) for x, _ in points], [y for _, y in points]
     if level is not None:
         ys.append(level[0])
@@ -125,6 +125,6 @@ def _spread(wanted: Mapping[str, float], gap: float = 14.0) -> dict[str, float]:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers between two others, about eight at most."""
-    every = [base * 10.0**power for power in range(-3, 7) for base in (1, 2, 5)]
-    return [tick for tick in every if low * 0.999 <= tick <= high * 1.001] or [round(low, 2)]
+    """Round numbers from `low` to `high` for the ticks of a logarithmic axis."""
+    candidates = [base * 10.0**power for power in range(-3, 7) for base in (1, 2, 5)]
+    return [tick for tick in candidates if low * 0.999 <= tick <= high * 1.001] or [round(low, 2)]

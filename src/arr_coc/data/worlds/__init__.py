@@ -1,4 +1,4 @@
-"""Worlds: drawn pictures with questions whose answers are known, and boxes of what must be looked at."""
+"""Worlds: drawn pictures with questions, their answers, and boxes around what the answers depend on."""
 
 from arr_coc.data.worlds import camouflage, needles, pages, scenes, void  # noqa: F401  (they register themselves)
 from arr_coc.data.worlds.world import Scene, draw_scene, list_worlds, make_example, open_world, split_seed

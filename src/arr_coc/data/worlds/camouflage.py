@@ -1,4 +1,4 @@
-"""`camouflage`: gray text on gray ground that is asked for, beside a bright red box that is not."""
+"""The world `camouflage`: gray text on gray ground, and a bright red box that is never asked about."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from arr_coc.data.worlds.world import Question, Scene, Size, Thing, World, regis
 
 @register_world("camouflage")
 class Camouflage(World):
-    """What is asked hardly shows; what shows is not asked."""
+    """Barely visible text to read, and a conspicuous box to ignore."""
 
     kinds = ("camouflage",)
 
     def draw(self, rng: random.Random, size: Size, kind: str, varied: bool = False) -> Scene:
-        """One gray text and one red box."""
+        """Draw one gray text and one red box."""
         while True:
             shade = rng.randint(90, 165)
             canvas = Canvas(rng, size, *make_ground(rng, size, (shade, shade, shade)), varied)
@@ -25,13 +25,13 @@ class Camouflage(World):
             text = random_text(rng, 6 if min(size) > 180 else 4)
             box = canvas.add_text(text, "gray", ink, rng.randint(22, 24 + min(size) // 14))
             width, height = (min(size) * rng.uniform(0.1, 0.25) for _ in range(2))
-            found = canvas.place(width, height)
-            if box is None or found is None:
+            corner = canvas.place(width, height)
+            if box is None or corner is None:
                 continue
-            x, y = (value * canvas.scale for value in found)
+            x, y = (value * canvas.scale for value in corner)
             corners = [x, y, x + width * canvas.scale, y + height * canvas.scale]
             canvas.pen.rectangle(corners, fill=jitter(rng, COLOURS["red"]))
             canvas.things.append(Thing(canvas.taken[-1], ("red",)))
             question = put(rng, "read", color="gray") if rng.random() < 0.8 else put(rng, "read_only")
-            asked = (Question("camouflage", question, text, (box,)),)
-            return Scene(canvas.finish(), asked, tuple(canvas.things))
+            questions = (Question("camouflage", question, text, (box,)),)
+            return Scene(canvas.finish(), questions, tuple(canvas.things))

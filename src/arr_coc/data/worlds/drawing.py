@@ -1,4 +1,4 @@
-"""Pens and paper of the worlds: colours, shapes, fonts, backgrounds, and what a camera or an encoder does to them."""
+"""Drawing tools of the worlds: colours, shapes, fonts, backgrounds, and a canvas that avoids overlaps."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ COLOURS: dict[str, Colour] = {
 }
 SHAPES = ("circle", "square", "triangle", "star", "cross", "ring", "diamond")
 CHARACTERS = string.ascii_uppercase + string.digits
-# Fonts of matplotlib that may be used where it is installed; others are kept for strangers.
+# Fonts of matplotlib that varied pictures may use; its other fonts are held out for tests with unseen fonts.
 _EXTRA_FONTS = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSansMono", "DejaVuSerif", "DejaVuSans-Oblique")
 
 
 @cache
 def extra_fonts() -> tuple[str, ...]:
-    """Files of the fonts that matplotlib brings."""
-    found = importlib.util.find_spec("matplotlib")
-    if found is None or found.origin is None:
+    """Paths of the extra fonts; empty without matplotlib."""
+    spec = importlib.util.find_spec("matplotlib")
+    if spec is None or spec.origin is None:
         return ()
-    folder = Path(found.origin).parent / "mpl-data" / "fonts" / "ttf"
+    folder = Path(spec.origin).parent / "mpl-data" / "fonts" / "ttf"
     return tuple(str(path) for name in _EXTRA_FONTS if (path := folder / f"{name}.ttf").exists())
 
 
@@ -55,7 +55,7 @@ def _load_font(name: str, size: int) -> Font:
 
 
 def choose_font(rng: random.Random, size: int, varied: bool) -> Font:
-    """Pillow's own font, or, where variety is wanted, one of DejaVu's if matplotlib is installed."""
+    """Pillow's default font; if `varied`, half of the time an extra font if matplotlib is installed."""
     extra = extra_fonts() if varied else ()
     return _load_font(rng.choice(extra) if extra and rng.random() < 0.5 else "", size)
 
@@ -67,19 +67,19 @@ def jitter(rng: random.Random, colour: Colour, amount: int = 16) -> Colour:
 
 
 def jitter_named(rng: random.Random, name: str, ground: Colour | None = None) -> Colour:
-    """A colour that clearly deserves its name and stands out from a ground; grays, white and black stay neutral."""
+    """A shade clearly closest to its named colour and visible on a ground; gray, white and black stay neutral."""
     for _ in range(40):
         if name in ("gray", "white", "black"):
             low, high = {"gray": (-28, 28), "white": (-22, 10), "black": (-18, 28)}[name]
             shift = rng.randint(low, high)
             red, green, blue = (min(255, max(0, value + shift)) for value in COLOURS[name])
-            found: Colour = (red, green, blue)
+            shade: Colour = (red, green, blue)
         else:
-            found = jitter(rng, COLOURS[name], 36)
-        others = min(distance(found, colour) for other, colour in COLOURS.items() if other != name)
-        clear = distance(found, COLOURS[name]) < 0.5 * others
-        if clear and (ground is None or distance(found, ground) > 65):
-            return found
+            shade = jitter(rng, COLOURS[name], 36)
+        nearest = min(distance(shade, colour) for other, colour in COLOURS.items() if other != name)
+        clear = distance(shade, COLOURS[name]) < 0.5 * nearest
+        if clear and (ground is None or distance(shade, ground) > 65):
+            return shade
     return COLOURS[name]
 
 
@@ -88,13 +88,13 @@ def lightness(colour: Colour) -> float:
     return 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2]
 
 
-def distance(one: Colour, other: Colour) -> float:
+def distance(first: Colour, second: Colour) -> float:
     """How different two colours look, roughly."""
-    return math.dist(one, other)
+    return math.dist(first, second)
 
 
 def outline(shape: str, x: float, y: float, radius: float) -> list[tuple[float, float]]:
-    """Corners of a shape that is a polygon."""
+    """Corners of a polygon shape."""
     if shape == "square":
         return [(x - radius, y - radius), (x + radius, y - radius), (x + radius, y + radius), (x - radius, y + radius)]
     if shape == "diamond":
@@ -116,7 +116,7 @@ def outline(shape: str, x: float, y: float, radius: float) -> list[tuple[float, 
 
 
 def draw_shape(pen: ImageDraw.ImageDraw, shape: str, x: float, y: float, radius: float, colour: Colour) -> None:
-    """Draw a filled shape around its middle."""
+    """Draw a filled shape centred at (x, y)."""
     around = [x - radius, y - radius, x + radius, y + radius]
     if shape == "circle":
         pen.ellipse(around, fill=colour)
@@ -127,15 +127,15 @@ def draw_shape(pen: ImageDraw.ImageDraw, shape: str, x: float, y: float, radius:
 
 
 class Canvas:
-    """A picture in the making: knows what lies where, so that nothing covers anything else.
+    """A picture being drawn; it remembers occupied boxes, so that nothing overlaps.
 
     Args:
-        rng (`random.Random`): decides everything.
+        rng (`random.Random`): makes all random choices.
         size (`tuple[int, int]`): width and height.
-        ground (`PIL.Image.Image`): what is drawn upon.
-        ground_colour (`tuple[int, int, int]`): its colour on the whole; things stand out from it.
-        varied (`bool`, *optional*, defaults to `False`): write with all fonts there are, not only with Pillow's own.
-        scale (`int`, *optional*): how much larger it is drawn: things then have soft edges. By default 1 or 2.
+        ground (`PIL.Image.Image`): the background.
+        ground_colour (`tuple[int, int, int]`): its main colour, from which things stand out.
+        varied (`bool`, *optional*, defaults to `False`): also use the extra fonts, not only Pillow's default.
+        scale (`int`, *optional*): draw this many times larger and shrink at the end, for soft edges; by default 1 or 2.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Canvas:
         self.things: list[Thing] = []
 
     def place(self, width: float, height: float, gap: float = 5, tries: int = 60) -> tuple[float, float] | None:
-        """A free place for a box, or None."""
+        """Occupy a free box and give its top left corner, or None if there is no room."""
         room_x, room_y = self.size[0] - width - 2, self.size[1] - height - 2
         if room_x < 2 or room_y < 2:
             return None
@@ -172,10 +172,10 @@ class Canvas:
 
     def add_shape(self, shape: str, colour: str, radius: float) -> Box | None:
         """Draw a shape of a named colour at a free place."""
-        found = self.place(2 * radius, 2 * radius)
-        if found is None:
+        corner = self.place(2 * radius, 2 * radius)
+        if corner is None:
             return None
-        x, y = found[0] + radius, found[1] + radius
+        x, y = corner[0] + radius, corner[1] + radius
         ink = jitter_named(self.rng, colour, self.ground_colour)
         draw_shape(self.pen, shape, x * self.scale, y * self.scale, radius * self.scale, ink)
         box = self.taken[-1]
@@ -183,11 +183,11 @@ class Canvas:
         return box
 
     def add_text(self, text: str, colour: str, ink: Colour, height: int) -> Box | None:
-        """Write a text at a free place; its characters are things of their own."""
+        """Write a text at a free place."""
         font = choose_font(self.rng, height * self.scale, self.varied)
         width, height_drawn = self.measure(text, font)
-        found = self.place(width, height_drawn)
-        return None if found is None else self.write(text, *found, ink, font, ("text", colour))
+        corner = self.place(width, height_drawn)
+        return None if corner is None else self.write(text, *corner, ink, font, ("text", colour))
 
     def measure(self, text: str, font: Font) -> tuple[float, float]:
         """Width and height of a text."""
@@ -204,9 +204,9 @@ class Canvas:
         words: tuple[str, ...] = ("text",),
         line: bool = False,
     ) -> Box:
-        """Write a text with its corner at a place; its capitals and digits are things, and so are its other words.
+        """Write a text with its top left corner at (x, y); each capital, digit and other word also becomes a thing.
 
-        With `line`, y is the top of the line, not of this text, so that texts beside each other stand on one line.
+        With `line`, y is the top of the line, not of this text, so that texts side by side share a baseline.
         """
         left, top, right, bottom = (value / self.scale for value in self.pen.textbbox((0, 0), text, font=font))
         y = y if line else y - top
@@ -215,8 +215,8 @@ class Canvas:
         self.pen.text((x * self.scale, y * self.scale), text, fill=ink, font=font)
         self.things.append(Thing(box, words))
 
-        def along(place: int) -> float:
-            return x + font.getlength(text[:place]) / self.scale
+        def along(index: int) -> float:
+            return x + font.getlength(text[:index]) / self.scale
 
         for piece in re.finditer(r"[A-Z0-9](?![a-z])|[A-Za-z]+", text):
             begin, end = piece.span()
@@ -224,15 +224,15 @@ class Canvas:
         return box
 
     def finish(self) -> Image.Image:
-        """The picture at its own size, perhaps with the marks of a camera or of JPEG."""
+        """The picture at its final size, sometimes with JPEG artefacts."""
         picture = self.image
         if self.scale > 1:
             soft = self.rng.random() < 0.5
             picture = picture.resize(self.size, Image.Resampling.BICUBIC) if soft else picture.reduce(self.scale)
         if self.rng.random() < 0.25:
-            kept = io.BytesIO()
-            picture.save(kept, "JPEG", quality=self.rng.randint(55, 95))
-            picture = Image.open(kept).convert("RGB")
+            file = io.BytesIO()
+            picture.save(file, "JPEG", quality=self.rng.randint(55, 95))
+            picture = Image.open(file).convert("RGB")
         return picture
 
 
@@ -242,14 +242,14 @@ def _noise_table() -> np.ndarray:
 
 
 def make_noise(generator: np.random.Generator, size: tuple[int, int], channels: int) -> np.ndarray:
-    """Normal noise `[H, W, channels]`, cut from a table: drawing it anew takes most of a picture's time."""
+    """Normal noise `[H, W, channels]`, cut from a table, because fresh noise would take most of a picture's time."""
     count = size[0] * size[1] * channels
     begin = int(generator.integers(0, 2**20))
     return np.take(_noise_table(), np.arange(begin, begin + count), mode="wrap").reshape(*size, channels)
 
 
 def make_ground(rng: random.Random, size: Size, colour: Colour | None = None) -> tuple[Image.Image, Colour]:
-    """A flat, graded or noisy background and its colour on the whole."""
+    """A flat, graded or noisy background and its main colour."""
     free = colour is None
     if colour is None:
         base = rng.choice((rng.randint(0, 60), rng.randint(60, 200), rng.randint(200, 255)))
@@ -274,11 +274,11 @@ def make_ground(rng: random.Random, size: Size, colour: Colour | None = None) ->
 
 
 def _name_of(piece: str) -> str:
-    """A single capital or digit is its own name, a word is named in lower case."""
+    """The name of a piece of text: a single character as it is, a word in lower case."""
     return piece if len(piece) == 1 else piece.lower()
 
 
 def random_text(rng: random.Random, most: int = 6) -> str:
-    """Two to six capitals or digits."""
+    """Two to `most` capitals or digits."""
     letters = string.ascii_uppercase if rng.random() < 0.6 else CHARACTERS
     return "".join(rng.choice(letters) for _ in range(rng.randint(2, most)))

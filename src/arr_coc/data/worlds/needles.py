@@ -1,4 +1,4 @@
-"""`needles`: large pictures with signs too small to survive downsampling, each beside a mark that shows from afar."""
+"""The world `needles`: large pictures with signs too small to survive downsampling, each beside a larger mark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from arr_coc.data.worlds.scenes import visible_colours
 from arr_coc.data.worlds.wording import put
 from arr_coc.data.worlds.world import Question, Scene, Size, Thing, World, register_world
 
-_LETTERS = (18, 24)  # height of the signs' letters, whatever the size of the picture
+_LETTERS = (18, 24)  # height of the signs' letters in pixels, for pictures of any size
 
 
 @register_world("needles")
@@ -32,17 +32,17 @@ class Needles(World):
     sides = (1024, 2048)
 
     def draw(self, rng: random.Random, size: Size, kind: str, varied: bool = False) -> Scene:
-        """Two to six marks, each with its sign; and shapes and signs that belong to no mark."""
+        """Two to six marks, each with its sign, and a few signs without a mark."""
         while True:
             canvas = Canvas(rng, size, *make_ground(rng, size), varied, scale=1)
             colours = visible_colours(canvas.ground_colour)
             pairs = [(color, shape) for color in colours for shape in SHAPES]
             questions = []
             for color, shape in rng.sample(pairs, rng.randint(2, 6)):
-                boxes = _add_mark(canvas, rng, color, shape)
-                if boxes is not None:
+                added = _add_mark(canvas, rng, color, shape)
+                if added is not None:
                     text = put(rng, "needle", color=color, shape=shape)
-                    questions.append(Question("needle", text, boxes[2], boxes[:2]))
+                    questions.append(Question("needle", text, added[2], added[:2]))
             for _ in range(rng.randint(0, 4)):
                 _add_lonely_sign(canvas, rng)
             if questions:
@@ -50,7 +50,7 @@ class Needles(World):
 
 
 def _add_mark(canvas: Canvas, rng: random.Random, color: str, shape: str) -> tuple[Box, Box, str] | None:
-    """A mark with a sign on one side of it, at a free place with room around it."""
+    """Add a mark and its sign, with room around them; give both boxes and the sign's text."""
     radius = min(canvas.size) * rng.uniform(0.025, 0.04)
     text, font = random_text(rng), choose_font(rng, rng.randint(*_LETTERS), canvas.varied)
     width, height = canvas.measure(text, font)
@@ -62,11 +62,11 @@ def _add_mark(canvas: Canvas, rng: random.Random, color: str, shape: str) -> tup
         if beside
         else (max(2 * radius, sign_width), 2 * radius + gap + sign_height)
     )
-    found = canvas.place(*whole, gap=max(60, 1.5 * radius))
-    if found is None:
+    place = canvas.place(*whole, gap=max(60, 1.5 * radius))
+    if place is None:
         return None
-    before = rng.random() < 0.5  # the sign stands left of the mark, or above it
-    x, y = found
+    before = rng.random() < 0.5  # the sign is left of the mark, or above it
+    x, y = place
     middle = (
         (x + (sign_width + gap if before else 0) + radius, y + whole[1] / 2)
         if beside
@@ -86,18 +86,18 @@ def _add_mark(canvas: Canvas, rng: random.Random, color: str, shape: str) -> tup
 
 
 def _add_lonely_sign(canvas: Canvas, rng: random.Random) -> None:
-    """A sign that no mark points to."""
+    """Add a sign without a mark."""
     text, font = random_text(rng), choose_font(rng, rng.randint(*_LETTERS), canvas.varied)
     width, height = canvas.measure(text, font)
-    found = canvas.place(width + 10, height + 10, gap=max(80, 0.06 * min(canvas.size)))
-    if found is not None:
+    corner = canvas.place(width + 10, height + 10, gap=max(80, 0.06 * min(canvas.size)))
+    if corner is not None:
         board, ink = _sign_colours(rng, canvas.ground_colour)
-        canvas.pen.rectangle([*found, found[0] + width + 10, found[1] + height + 10], fill=board)
-        canvas.write(text, found[0] + 5, found[1] + 5, ink, font, ("text", "sign"))
+        canvas.pen.rectangle([*corner, corner[0] + width + 10, corner[1] + height + 10], fill=board)
+        canvas.write(text, corner[0] + 5, corner[1] + 5, ink, font, ("text", "sign"))
 
 
 def _sign_colours(rng: random.Random, ground: Colour) -> tuple[Colour, Colour]:
-    """A board, often none but the ground itself, and an ink that can be read on it."""
+    """The colour of a board, often that of the ground, and an ink that can be read on it."""
     board = ground if rng.random() < 0.4 else jitter(rng, rng.choice(((235, 235, 230), (40, 44, 50))), 18)
     ink = jitter(rng, (25, 25, 28) if lightness(board) > 128 else (235, 235, 235), 18)
     return board, ink

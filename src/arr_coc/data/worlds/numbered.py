@@ -1,4 +1,4 @@
-"""Examples of a world by number, each drawn when it is asked for."""
+"""Numbered examples of a world, drawn on access."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from arr_coc.data.worlds.world import Size, Split, check_kind, make_example, spl
 
 
 class WorldExamples:
-    """The first so many examples of a world. Each is drawn once when it is asked for, and holds its picture.
+    """A sequence of examples of a world. Each access draws the example, which then keeps its picture in memory.
 
     Args:
         name (`str`): a world, or one kind of its questions (`scenes/read`).
-        count (`int`): how many.
-        split (`str`): whose seeds.
-        size (`tuple[int, int]` or `Callable`): width and height in pixels, or a function from the place to them.
-        first (`int`, *optional*, defaults to 0): place of the first in its split.
-        weight (`float`, *optional*, defaults to 1.0): how much each counts in training.
+        count (`int`): number of examples.
+        split (`str`): the split whose seeds are used.
+        size (`tuple[int, int]` or `Callable`): width and height in pixels, or a function of the place that gives them.
+        first (`int`, *optional*, defaults to 0): place of the first example in the split.
+        weight (`float`, *optional*, defaults to 1.0): weight of each example in training.
 
     Example:
 
@@ -44,7 +44,7 @@ class WorldExamples:
         self.world, _, kind = name.partition("/")
         if kind:
             check_kind(self.world, kind)
-        split_seed(split, first + count - 1)  # refuses more than there are
+        split_seed(split, first + count - 1)  # raises if the split has too few seeds
         self.kind = kind or None
 
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ class WorldExamples:
         return replace(example, id=name, weight=self.weight)
 
     def place(self, number: int) -> int:
-        """The place in the split of a numbered example."""
+        """The place in the split of an example."""
         return self.first + number
 
     def size_at(self, place: int) -> Size:

@@ -1,4 +1,4 @@
-"""`pages`: forms, receipts and tables with a title and a footnote; what is the total, what does the footnote say."""
+"""The world `pages`: forms, receipts and tables with titles and footnotes, with questions about what they say."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _color(rng: random.Random) -> str:
     return rng.choice(list(COLOURS))
 
 
-# What a page can say about something, and what such a thing looks like.
+# Keys of forms, and the functions that make their values.
 KEYS: dict[str, Maker] = {
     **dict.fromkeys(("total", "price", "tip", "amount", "tax", "cost", "sum"), _amount),
     **dict.fromkeys(("date", "day", "due"), _date),
@@ -60,7 +60,7 @@ KEYS: dict[str, Maker] = {
     "phone": _phone,
     "color": _color,
 }
-# What a receipt or a table has a line for.
+# Items of receipts and tables, one per line.
 ITEMS = (
     *("apple", "banana", "bread", "cake", "carrot", "cup", "donut", "fork", "knife", "orange", "pizza", "sandwich"),
     *("spoon", "umbrella", "vase", "bottle", "book", "chair", "clock", "toaster"),
@@ -81,10 +81,10 @@ class Pages(World):
 
     kinds = ("page_value", "page_cell", "page_title", "page_footnote")
     sides = (256, 768)
-    distracting = False  # on a page that is not understood, other lines are where the answer may be
+    distracting = False  # until a page is read, any line may have the answer
 
     def draw(self, rng: random.Random, size: Size, kind: str, varied: bool = False) -> Scene:
-        """Draw until the page can be asked a question of the kind."""
+        """Draw until the page has a question of the kind."""
         while True:
             page = _Page(rng, size, varied)
             page.add_footnote(certain=kind == "page_footnote")
@@ -103,7 +103,7 @@ class Pages(World):
 
 
 class _Page:
-    """A page in the making, filled from both ends."""
+    """A page being written, from the top down and from the bottom up."""
 
     def __init__(self, rng: random.Random, size: Size, varied: bool) -> None:
         self.rng = rng
@@ -126,7 +126,7 @@ class _Page:
         return self.canvas.size[0] - 2 * self.margin
 
     def fit(self, make: Maker, font: Font, room: float) -> str | None:
-        """A text that fits the room, or none."""
+        """Make a text that fits the room; None if several tries fail."""
         for _ in range(6):
             text = make(self.rng)
             if self.canvas.measure(text, font)[0] <= room:
@@ -134,11 +134,11 @@ class _Page:
         return None
 
     def write(self, text: str, x: float, y: float, words: tuple[str, ...] = ("text",)) -> Box:
-        """Write in the body's font on a line."""
+        """Write in the body font, with y at the top of the line."""
         return self.canvas.write(text, x, y, self.ink, self.font, words, line=True)
 
     def add_prose(self) -> None:
-        """A few lines of words that nobody asks for."""
+        """Add a few lines of filler words."""
         font = self.new_font(max(14, round(0.85 * self.body)))
         for _ in range(self.rng.randint(1, 3)):
             text = ""
@@ -150,7 +150,7 @@ class _Page:
         self.top += 0.5 * self.body
 
     def add_title(self, certain: bool) -> None:
-        """Large, at the top; a word of its kind, a word that is none, or both."""
+        """Add a large title at the top: a usual word, random letters, or both."""
         if not certain and self.rng.random() < 0.3:
             return
         font = self.new_font(round(self.body * self.rng.uniform(1.25, 1.9)))
@@ -172,7 +172,7 @@ class _Page:
         self.questions.append(Question("page_title", put(self.rng, "page_title"), title, (box,)))
 
     def add_footnote(self, certain: bool) -> None:
-        """Small, at the bottom, after an asterisk."""
+        """Add a small footnote at the bottom, after an asterisk."""
         if not certain and self.rng.random() < 0.4:
             return
         font = self.new_font(max(15, round(self.body * self.rng.uniform(0.75, 0.95))))
@@ -191,7 +191,7 @@ class _Page:
         self.questions.append(Question("page_footnote", put(self.rng, "page_footnote"), note, (box,)))
 
     def add_form(self, columns: int) -> None:
-        """Keys and values in one column or two; values follow at once, or stand in a column of their own."""
+        """Add keys and values in one or two columns; values follow their keys, or are aligned."""
         rng = self.rng
         columns = columns if self.canvas.size[0] >= 420 else 1
         step = self.body * rng.uniform(1.35, 2.2)
@@ -202,10 +202,10 @@ class _Page:
         )
         apart = rng.random() < 0.5
         width = self.room / columns - (8 if columns > 1 else 0)
-        found: list[tuple[str, Box, str, Box]] = []
+        entries: list[tuple[str, Box, str, Box]] = []
         most = rng.randint(2, 16)
         for place in range(int((self.bottom - self.top) / step) * columns):
-            if len(found) == most or not keys:
+            if len(entries) == most or not keys:
                 break
             key = keys.pop()
             x = self.margin + place % columns * (width + 16)
@@ -217,12 +217,12 @@ class _Page:
             if value is None:
                 continue
             key_box = self.write(label, x, y, ("text", key))
-            found.append((key, key_box, value, self.write(value, x + begin, y)))
-        for key, key_box, value, box in found:
+            entries.append((key, key_box, value, self.write(value, x + begin, y)))
+        for key, key_box, value, box in entries:
             self.questions.append(Question("page_value", put(rng, "page_value", key=key), value, (key_box, box)))
 
     def add_table(self) -> None:
-        """Items down, columns across, with or without lines."""
+        """Add a table with items down and columns across, with or without lines."""
         rng = self.rng
         step = self.body * rng.uniform(1.4, 2.2)
         rows = min(rng.randint(2, 9), int((self.bottom - self.top) / step) - 1)
@@ -252,7 +252,7 @@ class _Page:
                     self.questions.append(Question("page_cell", text, value, (heads[name], label, box)))
 
     def add_receipt(self) -> None:
-        """Items with their prices at the right edge, and the total below a line."""
+        """Add items with their prices at the right edge, and the total below a line."""
         rng = self.rng
         step = self.body * rng.uniform(1.3, 1.8)
         rows = min(rng.randint(1, 9), int((self.bottom - self.top) / step) - 2)
@@ -274,7 +274,7 @@ class _Page:
             self.questions.append(Question(kind, text, price, (label, box)))
 
     def rule(self, y: float) -> None:
-        """A line across the page."""
+        """Draw a line across the page."""
         scale = self.canvas.scale
         ends = [self.margin * scale, y * scale, (self.margin + self.room) * scale, y * scale]
         self.canvas.pen.line(ends, fill=self.ink, width=scale)

@@ -1,4 +1,4 @@
-"""`scenes`: shapes and texts in colours; what colour, how many, where, what it says, what is odd, what there is."""
+"""The world `scenes`: coloured shapes and texts, with questions about colours, counts, places, texts and oddities."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Scenes(World):
     kinds = ("color", "count_shape", "count_color", "relation", "read", "unusual", "overview")
 
     def draw(self, rng: random.Random, size: Size, kind: str, varied: bool = False) -> Scene:
-        """Draw until the scene can be asked a question of the kind."""
+        """Draw until the scene has a question of the kind."""
         while True:
             canvas = Canvas(rng, size, *make_ground(rng, size), varied)
             colours = visible_colours(canvas.ground_colour)
@@ -73,7 +73,7 @@ class Scenes(World):
 
 
 def _radius(rng: random.Random, size: Size) -> float:
-    """Large enough to be told apart, small enough for company."""
+    """A radius large enough to recognise the shape, and small enough to leave room for others."""
     return rng.uniform(10, max(14.0, min(38.0, min(size) * 0.15)))
 
 
@@ -82,7 +82,7 @@ def _draw_texts(canvas: Canvas, rng: random.Random, colours: list[str], least: i
     for color in rng.sample(colours, rng.randint(least, max(least, min(3, min(canvas.size) // 90)))):
         most = 6 if min(canvas.size) > 180 else 4
         ink = jitter_named(rng, color, canvas.ground_colour)
-        if abs(lightness(ink) - lightness(canvas.ground_colour)) < 30:  # JPEG keeps little of color alone
+        if abs(lightness(ink) - lightness(canvas.ground_colour)) < 30:  # JPEG loses contrast that is only in color
             continue
         text = random_text(rng, most)
         box = canvas.add_text(text, color, ink, rng.randint(20, 20 + min(canvas.size) // 14))
@@ -94,17 +94,17 @@ def _draw_texts(canvas: Canvas, rng: random.Random, colours: list[str], least: i
 def _draw_shapes(
     canvas: Canvas, rng: random.Random, colours: list[str], kind: str, favourite: tuple[str, str]
 ) -> list[Shape]:
-    """Any shapes; where they will be counted, as many of one shape or colour as of none, and some others."""
+    """Random shapes; for counting, up to 7 of the favourite shape or colour and up to 3 others."""
     room = canvas.size[0] * canvas.size[1] / 128**2  # 1 to 16
     most = int(min(9, 2 + 2 * room**0.7))
     count = rng.randint(2 if kind == "relation" else 1, 4 if kind == "relation" else most)
     wanted = [(rng.choice(SHAPES), rng.choice(colours)) for _ in range(count)]
     if kind in ("count_shape", "count_color"):
         alike = rng.randint(0, min(7, most))
-        place = 0 if kind == "count_shape" else 1
-        others = [one for one in wanted if one[place] != favourite[place]][: rng.randint(0, 3)]
+        part = 0 if kind == "count_shape" else 1
+        others = [pair for pair in wanted if pair[part] != favourite[part]][: rng.randint(0, 3)]
         fixed = [
-            (favourite[0], rng.choice(colours)) if place == 0 else (rng.choice(SHAPES), favourite[1])
+            (favourite[0], rng.choice(colours)) if part == 0 else (rng.choice(SHAPES), favourite[1])
             for _ in range(alike)
         ]
         wanted = fixed + others
@@ -119,7 +119,7 @@ def _draw_shapes(
 
 
 def _draw_odd(canvas: Canvas, rng: random.Random, colours: list[str]) -> tuple[list[Shape], Shape | None]:
-    """Several of a kind, and one that differs in shape, in colour, or in both."""
+    """Several equal shapes, and one that differs in shape, in colour, or in both."""
     shape, color = rng.choice(SHAPES), rng.choice(colours)
     other_shape = rng.choice([name for name in SHAPES if name != shape])
     other_color = rng.choice([name for name in colours if name != color])
@@ -156,56 +156,57 @@ def _draw_sizes(canvas: Canvas, rng: random.Random, colours: list[str]) -> list[
 
 def _ask_color(rng: random.Random, shapes: list[Shape]) -> list[Question]:
     return [
-        Question("color", put(rng, "color", shape=one.shape), one.color, (one.box,))
-        for one in shapes
-        if sum(other.shape == one.shape for other in shapes) == 1
+        Question("color", put(rng, "color", shape=target.shape), target.color, (target.box,))
+        for target in shapes
+        if sum(other.shape == target.shape for other in shapes) == 1
     ]
 
 
 def _ask_counts(
     rng: random.Random, shapes: list[Shape], colours: list[str], written: set[str], favourite: tuple[str, str]
 ) -> list[Question]:
-    """Counts of a shape and a colour that were drawn on purpose, and of another of each; a text is no thing."""
+    """Count the favourite shape and colour, and one more of each; colours of texts are left out as ambiguous."""
     questions = []
     for shape in dict.fromkeys((favourite[0], rng.choice(SHAPES))):
-        boxes = tuple(one.box for one in shapes if one.shape == shape)
+        boxes = tuple(thing.box for thing in shapes if thing.shape == shape)
         questions.append(Question("count_shape", put(rng, "count_shape", shape=shape), str(len(boxes)), boxes))
     for color in dict.fromkeys((favourite[1], rng.choice(colours))):
         if color not in written:
-            boxes = tuple(one.box for one in shapes if one.color == color)
+            boxes = tuple(thing.box for thing in shapes if thing.color == color)
             questions.append(Question("count_color", put(rng, "count_color", color=color), str(len(boxes)), boxes))
     return questions
 
 
 def _ask_relations(rng: random.Random, shapes: list[Shape]) -> list[Question]:
-    """What is beside a shape, if exactly one shape is on that side, more so than on another, and no other nearly."""
+    """Ask what is on a side of a shape, if exactly one other shape is clearly there and no other is almost there."""
     questions = []
-    for one in shapes:
-        if sum((other.shape, other.color) == (one.shape, one.color) for other in shapes) > 1:
+    for anchor in shapes:
+        if sum((other.shape, other.color) == (anchor.shape, anchor.color) for other in shapes) > 1:
             continue
         for side, (axis, sign) in _SIDES.items():
-            middle = (one.box[axis] + one.box[axis + 2]) / 2
+            middle = (anchor.box[axis] + anchor.box[axis + 2]) / 2
             clear, doubtful = [], 0
             for other in shapes:
-                if other is one:
+                if other is anchor:
                     continue
                 inner = other.box[axis + 2] if sign < 0 else other.box[axis]
-                edge = one.box[axis] if sign < 0 else one.box[axis + 2]
+                edge = anchor.box[axis] if sign < 0 else anchor.box[axis + 2]
                 centre = (other.box[axis] + other.box[axis + 2]) / 2
                 if sign * (inner - edge) > 0:
                     clear.append(other)
                 elif sign * (centre - middle) > -4:
                     doubtful += 1
-            if len(clear) == 1 and not doubtful and _most_apart(one, clear[0]) == axis:
-                text = put(rng, "relation", side=side, color=one.color, shape=one.shape)
+            if len(clear) == 1 and not doubtful and _most_apart(anchor, clear[0]) == axis:
+                text = put(rng, "relation", side=side, color=anchor.color, shape=anchor.shape)
                 answer = f"{clear[0].color} {clear[0].shape}"
-                questions.append(Question("relation", text, answer, (one.box, clear[0].box)))
+                questions.append(Question("relation", text, answer, (anchor.box, clear[0].box)))
     return questions
 
 
-def _most_apart(one: Shape, other: Shape) -> int:
+def _most_apart(first: Shape, second: Shape) -> int:
     """The axis along which two shapes are farther apart: 0 is across, 1 is down."""
-    across, down = (abs(one.box[axis] + one.box[axis + 2] - other.box[axis] - other.box[axis + 2]) for axis in (0, 1))
+    a, b = first.box, second.box
+    across, down = (abs(a[axis] + a[axis + 2] - b[axis] - b[axis + 2]) for axis in (0, 1))
     return 0 if across >= down else 1
 
 
@@ -213,18 +214,18 @@ def _ask_read(rng: random.Random, texts: list[tuple[str, str, Box]]) -> list[Que
     questions = []
     for color, text, box in texts:
         alone = len(texts) == 1 and rng.random() < 0.2
-        asked = put(rng, "read_only") if alone else put(rng, "read", color=color)
-        questions.append(Question("read", asked, text, (box,)))
+        wording = put(rng, "read_only") if alone else put(rng, "read", color=color)
+        questions.append(Question("read", wording, text, (box,)))
     return questions
 
 
 def _ask_unusual(rng: random.Random, shapes: list[Shape], odd: Shape) -> Question:
-    boxes = (odd.box, *(one.box for one in shapes))
+    boxes = (odd.box, *(shape.box for shape in shapes))
     return Question("unusual", put(rng, "unusual"), f"{odd.color} {odd.shape}", boxes)
 
 
 def _ask_overview(rng: random.Random, shapes: list[Shape]) -> list[Question]:
     if len(shapes) < 2:
         return []
-    answer = ", ".join(one.shape for one in shapes)
-    return [Question("overview", put(rng, "overview"), answer, tuple(one.box for one in shapes))]
+    answer = ", ".join(shape.shape for shape in shapes)
+    return [Question("overview", put(rng, "overview"), answer, tuple(shape.box for shape in shapes))]

@@ -1,4 +1,4 @@
-"""`void`: splatter, noise and flat fields with nothing to count, and text that is asked on such a ground."""
+"""The world `void`: splatter, noise and flat fields with nothing to count, or with a single text."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from arr_coc.data.worlds.world import Question, Scene, Size, World, register_wor
 
 @register_world("void")
 class Void(World):
-    """Nothing to see, or only a text."""
+    """Grounds without anything to see, or with only a text."""
 
     kinds = ("void_count", "void_read")
 
     def draw(self, rng: random.Random, size: Size, kind: str, varied: bool = False) -> Scene:
-        """A ground with no things; for `void_read` with one text."""
+        """Draw a ground, mostly empty; for `void_read`, with one text."""
         while True:
             ground, colour = _make_void(rng, size)
             canvas = Canvas(rng, size, ground, colour, varied)
@@ -48,7 +48,7 @@ class Void(World):
 
     @staticmethod
     def _nothing_to_count(rng: random.Random, canvas: Canvas) -> Scene:
-        """Mostly nothing; sometimes a few shapes after all, lest the ground alone gives the answer away."""
+        """Mostly nothing; sometimes a few shapes, so that the ground alone does not give the answer away."""
         shape, other = rng.sample(SHAPES, 2)
         boxes = []
         bright = [name for name, value in COLOURS.items() if distance(value, canvas.ground_colour) > 130]
@@ -56,14 +56,14 @@ class Void(World):
             for _ in range(rng.randint(1, 3)):
                 box = canvas.add_shape(shape, rng.choice(bright), rng.uniform(14, max(16, min(canvas.size) * 0.12)))
                 boxes += [] if box is None else [box]
-        asked = [
+        questions = [
             Question("void_count", put(rng, "count_shape", shape=shape), str(len(boxes)), tuple(boxes)),
             Question("void_count", put(rng, "count_shape", shape=other), "0"),
         ]
         color = rng.choice(list(COLOURS))
         if not boxes and _is_neutral(canvas.ground_colour) and color not in ("gray", "white", "black"):
-            asked.append(Question("void_count", put(rng, "count_color", color=color), "0"))
-        return Scene(canvas.finish(), tuple(asked), tuple(canvas.things))
+            questions.append(Question("void_count", put(rng, "count_color", color=color), "0"))
+        return Scene(canvas.finish(), tuple(questions), tuple(canvas.things))
 
 
 def _is_neutral(colour: Colour) -> bool:
@@ -71,7 +71,7 @@ def _is_neutral(colour: Colour) -> bool:
 
 
 def _make_void(rng: random.Random, size: Size) -> tuple[Image.Image, Colour]:
-    """A flat field, noise, or splattered paint, and its colour on the whole."""
+    """A flat field, noise, or splattered paint, and its main colour."""
     width, height = size
     kind = rng.choice(("flat", "noise", "noise", "splatter"))
     shade = rng.randint(0, 255)
@@ -89,7 +89,7 @@ def _make_void(rng: random.Random, size: Size) -> tuple[Image.Image, Colour]:
     image = Image.new("RGB", size, colour)
     pen = ImageDraw.Draw(image)
     for _ in range(rng.randint(15, 60)):
-        # strokes and torn blots near the ground's own colour: neither round nor regular
+        # strokes and ragged blots near the ground's colour, so that none passes for a shape
         ink = jitter(rng, colour, 55)
         x, y = rng.uniform(0, width), rng.uniform(0, height)
         if rng.random() < 0.5:

@@ -1,4 +1,4 @@
-"""How questions are put: the same question in several wordings, the plain one most often."""
+"""Several wordings of each kind of question; the first is used most often."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _WORDINGS: dict[str, tuple[str, ...]] = {
 
 
 def put(rng: random.Random, kind: str, **words: str) -> str:
-    """A question of a kind, in one of its wordings; crosses are the plural of cross."""
+    """Word a question of a kind; the plural of cross is crosses."""
     wordings = _WORDINGS[kind]
     chosen = wordings[0] if rng.random() < 0.5 else rng.choice(wordings)
     return chosen.format(**words).replace("crosss", "crosses")

@@ -1,4 +1,4 @@
-"""What a world gives: a picture, a question about it, the true answer, and where one has to look."""
+"""The base class and registry of worlds, and the scene or example that a seed gives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from arr_coc.data.example import Example
 Size = tuple[int, int]
 Split = Literal["train", "validation", "test"]
 
-# Seeds of the three splits never meet.
+# First seeds of the splits, whose ranges never overlap.
 _FIRST = {"test": 0, "validation": 10**8, "train": 10**9}
 
 
@@ -30,7 +30,7 @@ class Thing:
 
 @dataclass(frozen=True)
 class Question:
-    """A question, its answer, its kind, and the boxes (in pixels) that must be looked at."""
+    """A question, its answer, its kind, and the boxes (in pixels) that the answer depends on."""
 
     kind: str
     text: str
@@ -40,12 +40,12 @@ class Question:
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """A drawn picture, the questions that can be asked about it, and everything that is in it.
+    """A drawn picture, the questions about it, and everything in it.
 
     Args:
         picture (`PIL.Image.Image`): RGB.
-        questions (`tuple[Question, ...]`): all that have one true answer.
-        things (`tuple[Thing, ...]`): for the dense loss of training: shapes, texts and single characters.
+        questions (`tuple[Question, ...]`): all questions with exactly one true answer.
+        things (`tuple[Thing, ...]`): shapes, texts and single characters, for the dense loss of training.
     """
 
     picture: Image.Image
@@ -58,8 +58,8 @@ class World(ABC):
 
     Attributes:
         kinds (`tuple[str, ...]`): the kinds of questions it asks.
-        sides (`tuple[int, int]`): shortest and longest side, in pixels, of pictures whose size the seed decides.
-        distracting (`bool`): whether what is not asked for only distracts.
+        sides (`tuple[int, int]`): shortest and longest side in pixels, if the seed decides the size.
+        distracting (`bool`): whether all things in the picture become distractors of an example.
     """
 
     kinds: ClassVar[tuple[str, ...]]
@@ -68,7 +68,7 @@ class World(ABC):
 
     @abstractmethod
     def draw(self, rng: random.Random, size: Size, kind: str, varied: bool = False) -> Scene:
-        """Draw a scene `(width, height)` that can be asked a question of a kind, among others."""
+        """Draw a scene of a size (width, height) with at least one question of a kind."""
 
 
 WorldT = TypeVar("WorldT", bound=type[World])
@@ -76,7 +76,7 @@ _WORLDS: dict[str, World] = {}
 
 
 def register_world(name: str) -> Callable[[WorldT], WorldT]:
-    """Class decorator that makes a world known by name."""
+    """Class decorator that registers a world under a name."""
 
     def register(cls: WorldT) -> WorldT:
         if name in _WORLDS:
@@ -103,21 +103,21 @@ def list_worlds() -> list[str]:
 
 
 def open_world(name: str) -> World:
-    """A world by its name."""
+    """Look up a world by its name."""
     if name not in _WORLDS:
         raise ValueError(f"no world is named {name!r}; there are {', '.join(list_worlds())}")
     return _WORLDS[name]
 
 
 def check_kind(world: str, kind: str) -> None:
-    """Refuse a kind of questions that a world does not ask."""
+    """Raise an error if a world does not ask a kind of question."""
     kinds = open_world(world).kinds
     if kind not in kinds:
         raise ValueError(f"{world} asks no {kind!r}; it asks {', '.join(kinds)}")
 
 
 def split_seed(split: Split, index: int) -> int:
-    """The seed of a sample of a split; seeds of different splits never meet.
+    """The seed of an example in a split; no two splits share a seed.
 
     Example:
 
@@ -137,12 +137,12 @@ def split_seed(split: Split, index: int) -> int:
 
 
 def draw_scene(world: str, seed: int, kind: str | None = None, size: Size | None = None, varied: bool = False) -> Scene:
-    """The scene of a seed, with all questions it can be asked; arguments as in [`make_example`]."""
+    """Draw the scene of a seed with all its questions; arguments as in [`make_example`]."""
     chosen = open_world(world)
     rng = random.Random(f"{world} {seed}")
     drawn = (rng.randint(*chosen.sides), rng.randint(*chosen.sides))
     width, height = drawn if size is None else size
-    # at most twice as long as wide, whatever was drawn
+    # neither side more than twice the other
     width, height = max(width, (height + 1) // 2), max(height, (width + 1) // 2)
     wanted = rng.choice(chosen.kinds)
     if kind is not None:
@@ -154,7 +154,7 @@ def draw_scene(world: str, seed: int, kind: str | None = None, size: Size | None
 def make_example(
     world: str, seed: int, kind: str | None = None, size: Size | None = None, varied: bool = False
 ) -> Example:
-    """The example of a seed: the same picture, question and answer on every call. It holds its picture.
+    """Make the example of a seed: the same picture, question and answer on every call. It keeps its picture in memory.
 
     Args:
         world (`str`): see [`list_worlds`].
@@ -162,12 +162,11 @@ def make_example(
         kind (`str`, *optional*): one kind of questions; by default the seed decides.
         size (`tuple[int, int]`, *optional*): width and height in pixels; by default the seed decides, within
             the world's `sides`.
-        varied (`bool`, *optional*, defaults to `False`): write also with DejaVu, where matplotlib is installed; a seed
-            then gives the same example only where the same fonts are.
+        varied (`bool`, *optional*, defaults to `False`): also use DejaVu fonts if matplotlib is installed; the example
+            then depends on the installed fonts.
 
     Returns:
-        [`~arr_coc.data.example.Example`]: everything else in the picture is among its `distractors`, where it is no
-        place in which the answer could be.
+        [`~arr_coc.data.example.Example`]: in a `distracting` world its `distractors` are the boxes of all things.
 
     Example:
 
@@ -197,7 +196,7 @@ def make_example(
 
 
 def ask_scene(scene: Scene, question: Question, name: str) -> Example:
-    """A scene with one of its questions; boxes become shares of the picture's sides."""
+    """An example of one question about a scene; boxes become shares of the picture's sides."""
     width, height = scene.picture.size
     boxes = tuple(
         (max(0.0, left / width), max(0.0, top / height), min(1.0, right / width), min(1.0, bottom / height))
