@@ -142,7 +142,7 @@ def test_a_finished_run_asks_nothing_again(finished, monkeypatch, tmp_path):
 def test_a_directory_that_was_begun_otherwise_is_refused(finished):
     result = call(*ARGUMENTS[:-2], "--batch", "3", "--out", finished)
     assert result.exit_code == 2
-    assert "was begun with batch 2, not 3; go on with the same, or give another --out" in result.stderr
+    assert "was started with batch 2, got 3; use the same value, or give another --out" in result.stderr
 
 
 def picture(path, colour=(200, 0, 0)):
@@ -179,13 +179,13 @@ def test_nothing_readable_never_becomes_a_report(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--selectors", "visionzap"), "no selector is named 'visionzap'; there are arr-coc,"),
+        (("--selectors", "visionzap"), "no selector is named 'visionzap'; use arr-coc,"),
         (("--tasks", "scene"), "scenes"),
         (("--budgets", "0.25,x"), "`budgets` must be shares such as 0.25 or numbers such as 64, got 'x'"),
         (("--budgets", "0"), "at least 1 token"),
         (("--budgets", ","), "`budgets` is empty"),
         (("--selectors", ","), "`--selectors` is empty"),
-        (("--selectors", "visionzip@saccade"), "visionzip cannot look by saccades"),
+        (("--selectors", "visionzip@saccade"), "visionzip has no saccade mode, got 'visionzip@saccade'"),
         (("--dtype", "int8"), "`--dtype` must be float32, bfloat16 or float16, got 'int8'"),
         (("--tasks", "scenes", "--tasks", "scenes"), "a task was named twice"),
         (("--device", "gpu"), "`device` must be cpu or cuda, got 'gpu'"),

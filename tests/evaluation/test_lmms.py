@@ -130,7 +130,7 @@ def test_what_is_opened_is_what_was_named_and_a_selection_that_fails_ends_the_ru
         ({"budget": "some"}, "`budget` must be an int, a float in .* or 'auto', got 'some'"),
         ({"mode": "glance"}, "`mode` must be one of full, prune, weight, saccade, got 'glance'"),
         ({"selector": "oracle"}, "oracle must be told where to look"),
-        ({"selector": "nothing"}, "no selector is named 'nothing'; there are"),
+        ({"selector": "nothing"}, "no selector is named 'nothing'"),
         ({"pretrained": "nothing"}, "there is no directory 'nothing', and a Hub id has a slash"),
         ({"batch_size": "8"}, "`batch_size` must be 1, got 8"),
         ({"batch_size": "auto"}, "`batch_size` must be 1, got auto"),

@@ -1,1 +1,1 @@
-"""Measuring: tasks, what counts as right, and how sure a difference is."""
+"""Evaluation: tasks, metrics, bootstrap intervals, timings and the report."""

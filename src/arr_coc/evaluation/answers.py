@@ -1,4 +1,4 @@
-"""Answers of a model to examples whose answers are known, in batches."""
+"""Answer examples with a model, in batches, and compare with the known answers."""
 
 from __future__ import annotations
 
@@ -33,27 +33,30 @@ def answer_examples(
     mode: Mode = "prune",
     gaze: Gaze | None = None,
 ) -> list[str]:
-    """Greedy answers to examples.
+    """Answer examples greedily.
 
     Args:
         model (`PreTrainedModel`): a supported model.
         processor (`ProcessorMixin`): its processor.
         examples (`Iterable[Example]`): pictures with questions; may be lazy.
         selector (`TokenSelector`, `PictureSelector` or `LanguageSelector`, *optional*): by default all tokens are
-            read. An [`OracleSelector`] is told the boxes.
+            read. An [`OracleSelector`] gets the boxes of the examples.
         budget (`int`, `float` or `"auto"`, *optional*): visual tokens per picture.
-        batch_size, max_new_tokens (`int`, *optional*): how many at once, and how long an answer may be.
-        query_layers, mode, gaze (*optional*): as in [`~arr_coc.prepare`]; saccades are cut from the pictures at their
-            own resolution.
+        batch_size, max_new_tokens (`int`, *optional*): examples per batch, and the longest answer.
+        query_layers, mode, gaze (*optional*): as in [`~arr_coc.prepare`]; saccades are cut from the pictures at full
+            resolution.
+
+    Returns:
+        `list[str]`: one answer per example.
     """
     family, chat = open_family(model), ChatTokens.from_tokenizer(processor.tokenizer)
     stream, answers = iter(examples), list[str]()
     while batch := list(islice(stream, batch_size)):
         conversations, images = [make_messages(example.picture, example.question) for example in batch], None
         if mode == "saccade":
-            small = [put_stand_ins(conversation) for conversation in conversations]
-            conversations = [conversation for conversation, _ in small]
-            images = [picture for _, pictures in small for picture in pictures]
+            replaced = [put_stand_ins(conversation) for conversation in conversations]
+            conversations = [conversation for conversation, _ in replaced]
+            images = [picture for _, pictures in replaced for picture in pictures]
         tell_boxes(selector, batch)
         settings = Settings(mode, budget, None, query_layers, chat, "raise", images, gaze)
         session = Session(family, selector or FullSelector(), settings)
@@ -64,18 +67,18 @@ def answer_examples(
 
 
 def tell_boxes(selector: Selector | None, examples: Sequence[Example]) -> None:
-    """Tell an oracle where to look."""
+    """Give an oracle the boxes of the examples."""
     if isinstance(selector, OracleSelector):
         selector.boxes = [list(example.boxes) for example in examples]
 
 
 def decode(processor: Any, generated: Any) -> list[str]:
-    """Texts of generated tokens `[B, n]`."""
+    """Decode generated tokens `[B, n]`."""
     return [text.strip() for text in processor.batch_decode(generated, skip_special_tokens=True)]
 
 
 def exact_match(examples: Sequence[Example], answers: Sequence[str]) -> float:
-    """Share of answers that are exactly right."""
+    """Share of answers that match exactly."""
     if len(examples) != len(answers):
-        raise ValueError(f"there are {len(examples)} examples and {len(answers)} answers")
+        raise ValueError(f"each example needs one answer, got {len(answers)} answers for {len(examples)} examples")
     return sum(example.answer == answer for example, answer in zip(examples, answers, strict=True)) / len(examples)

@@ -1,4 +1,4 @@
-"""Who is measured: selectors by the names under which they stand in a report."""
+"""Contenders: the selectors that an evaluation compares, by their names in the report."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ SACCADE = "@saccade"
 
 @dataclass(frozen=True, eq=False)
 class Contender:
-    """A selector with its name in the report, and the mode it is used in."""
+    """A selector with its name in the report and its mode."""
 
     name: str
     selector: Selector
     mode: Mode = "prune"
 
     def budgets(self, budgets: Sequence[str]) -> list[str]:
-        """The budgets it is measured at; all tokens are all tokens at any of them."""
+        """The budgets to measure it at; `full` always reads all tokens, so it is measured once."""
         return [FULL] if self.name == FULL else list(budgets)
 
 
 def known_contenders() -> list[str]:
-    """Names that [`open_contenders`] knows, in the order of a report."""
+    """Names that [`open_contenders`] accepts, in report order."""
     return [OURS, f"{OURS}{SACCADE}", UNTRAINED, *(name for name in list_selectors() if name != OURS)]
 
 
@@ -42,15 +42,15 @@ def open_contenders(names: Sequence[str], model: Any) -> list[Contender]:
     | name                  | is                                                                               |
     |-----------------------|----------------------------------------------------------------------------------|
     | `arr-coc`             | the trained layer of the embedded model; for other models the untrained one      |
-    | `untrained`           | the layer as it is made, without any training                                    |
+    | `untrained`           | the layer with its initial weights                                               |
     | a registered selector | see [`list_selectors`]                                                           |
     | a directory, a Hub id | a trained layer                                                                  |
     | any `NAME@saccade`    | the same, in mode `"saccade"`                                                    |
-    | `all`                 | all of the first three kinds, and `arr-coc@saccade`                              |
+    | `all`                 | all names of the first three kinds, and `arr-coc@saccade`                        |
 
-    `full` is always among them: what is lost is lost against it.
+    `full` is always included: losses are measured against it.
     """
-    wanted = [one for name in names for one in (known_contenders() if name == "all" else [name])]
+    wanted = [each for name in names for each in (known_contenders() if name == "all" else [name])]
     unique = list(dict.fromkeys([FULL, *wanted]))
     trained = getattr(model.config, "name_or_path", None) == EMBEDDED_MODEL
     return [_open(name, model, trained) for name in unique]
@@ -58,22 +58,22 @@ def open_contenders(names: Sequence[str], model: Any) -> list[Contender]:
 
 def _open(name: str, model: Any, trained: bool) -> Contender:
     plain = name.removesuffix(SACCADE)
-    place = {OURS: EMBEDDED if trained else OURS, UNTRAINED: OURS}.get(plain, plain)
+    source = {OURS: EMBEDDED if trained else OURS, UNTRAINED: OURS}.get(plain, plain)
     try:
-        selector = load_selector(place, model)
+        selector = load_selector(source, model)
     except ValueError as error:
         if str(error).startswith("no selector is named"):
-            raise ValueError(f"no selector is named {name!r}; there are {', '.join(known_contenders())}") from None
+            raise ValueError(f"no selector is named {name!r}; use {', '.join(known_contenders())}") from None
         raise
     if name == plain:
         return Contender(name, selector)
     if not selector.can_saccade:
-        raise ValueError(f"{plain} cannot look by saccades; {OURS}{SACCADE} can")
+        raise ValueError(f"{plain} has no saccade mode, got {name!r}; use {plain} or {OURS}{SACCADE}")
     return Contender(name, selector, "saccade")
 
 
 def parse_budgets(text: str) -> list[str]:
-    """Budgets as they were written, each once: shares of the tokens, or numbers of them.
+    """Split a comma-separated list of budgets, shares or numbers of tokens, and drop repeats.
 
     Example:
 
@@ -84,16 +84,16 @@ def parse_budgets(text: str) -> list[str]:
 
     ```
     """
-    found = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if not found:
-        raise ValueError("`budgets` is empty; give shares such as 0.25 or numbers such as 64, with commas")
-    for part in found:
-        read_budget(part)
-    return found
+    budgets = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not budgets:
+        raise ValueError("`budgets` is empty; give shares such as 0.25 or numbers such as 64, separated by commas")
+    for budget in budgets:
+        read_budget(budget)
+    return budgets
 
 
 def read_budget(text: str) -> Budget | None:
-    """A budget from its writing; `full` has none."""
+    """Parse one budget; `full` gives None."""
     if text == FULL:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The model `arr_coc` of lmms-eval: its tasks are answered from the tokens that a selector keeps.
+"""The model `arr_coc` for lmms-eval, which answers its tasks from the tokens that a selector keeps.
 
 lmms-eval finds [`manifest`] through the entry point `lmms_eval.models`. The rest of the package does not import this
 module. It can be imported without lmms-eval.
@@ -113,22 +113,22 @@ class ARRCOCModel(LMM):  # type: ignore[misc]
         used = full = 0
         columns = (*Progress.get_default_columns(), TextColumn("{task.fields[tokens]}"))
         with Progress(*columns, console=Console(stderr=True), disable=self.rank != 0) as bar:
-            shown = bar.add_task("arr_coc", total=len(requests), tokens="")
+            progress = bar.add_task("arr_coc", total=len(requests), tokens="")
             for request in requests:
                 text, generation, pictures_of, number, task, split = request.args
                 answer = self._answer(text, pictures_of(self.task_dict[task][split][number]), generation)
                 texts.append(cut_at(answer.text, generation.get("until")))
                 used, full = used + answer.tokens.used, full + answer.tokens.full
-                bar.update(shown, advance=1, tokens=f"{used} of {full} visual tokens")
+                bar.update(progress, advance=1, tokens=f"{used} of {full} visual tokens")
         return texts
 
     def _answer(self, text: str, pictures: Iterable[Any] | None, generation: Mapping[str, Any]) -> Answer:
         """Answer one request; it may have no picture."""
-        shown = [{"type": "image", "image": picture} for picture in pictures or ()]
+        images = [{"type": "image", "image": picture} for picture in pictures or ()]
         # placeholders of pictures in the text are removed, as lmms-eval's own Qwen models do
-        asked = {"type": "text", "text": text.replace("<image>", "").strip()}
+        question = {"type": "text", "text": text.replace("<image>", "").strip()}
         options = {"max_new_tokens": self._max_new_tokens, **generation_options(generation)}
-        message = {"role": "user", "content": [*shown, asked]}
+        message = {"role": "user", "content": [*images, question]}
         return self.vlm.answer([message], budget=self._budget, mode=self._mode, **options)
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
@@ -141,16 +141,16 @@ class ARRCOCModel(LMM):  # type: ignore[misc]
 
 
 def find_device(device: str | None) -> torch.device:
-    """The device by its name; `"cuda"` gives each of several processes its own GPU."""
+    """The device of a name; with `"cuda"`, each of several processes gets its own GPU."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        place = torch.device(device)
+        parsed = torch.device(device)
     except (RuntimeError, TypeError):
         raise ValueError(f"`device` must be one of torch's, such as cpu, cuda or cuda:0, got {device!r}") from None
-    if place.type == "cuda" and not torch.cuda.is_available():
+    if parsed.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"`device` is {device}, but torch finds no GPU; use cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if device == "cuda" else place
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if device == "cuda" else parsed
 
 
 def generation_options(generation: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""How well something looked: kept cells and relevance against the cells that had to be looked at.
+"""How well a selector looked: kept cells and relevance compared with the cells inside the boxes.
 
 | measure     | is                                                                             |
 |-------------|--------------------------------------------------------------------------------|
 | `precision` | share of the kept cells that lie inside the boxes                              |
 | `coverage`  | share of the boxes' cells that were kept                                       |
-| `overlap`   | intersection over union of the boxes' cells and as many of the most relevant   |
+| `overlap`   | intersection over union of the boxes' cells and as many most relevant cells    |
 | `pointing`  | whether the most relevant cell lies inside (the pointing game)                 |
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-# What was kept of less than this share of what had to be looked at was not looked at.
+# Below this coverage, the boxes count as not looked at.
 LOOKED = 0.5
 
 
@@ -30,7 +30,7 @@ def coverage(kept: Tensor, inside: Tensor) -> Tensor:
 
 
 def overlap(relevance: Tensor, inside: Tensor) -> Tensor:
-    """Intersection over union `[B]` of the cells inside `[B, N]` and as many of the most relevant `[B, N]`.
+    """Intersection over union `[B]` of the cells inside `[B, N]` and as many most relevant cells `[B, N]`.
 
     Example:
 
@@ -57,7 +57,7 @@ def pointing(relevance: Tensor, inside: Tensor) -> Tensor:
 def find_misleading(
     relevance: Tensor, scores: Mapping[str, Tensor], weights: Mapping[str, float], inside: Tensor
 ) -> str:
-    """The score `[N]` that, by its weight, most preferred the best cells elsewhere to those inside `[N]`.
+    """Name of the weighted score `[N]` that most preferred the best cells elsewhere to the cells inside `[N]`.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""What was measured, line by line on disk, so that a run can be killed at any moment and go on."""
+"""Results on disk, one JSON line per question, so that a killed run can resume."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ RUN, RECORDS, TIMES, MISSING = "run.json", "records.jsonl", "times.jsonl", "miss
 
 @dataclass(frozen=True)
 class Record:
-    """One question, asked of one model through one selector at one budget.
+    """One question, asked with one selector at one budget.
 
     Args:
-        task, item, selector, budget (`str`): what was asked, and how.
-        tokens, full (`int`): visual tokens that were read, and that there were.
-        answer (`str`, *optional*), score (`float`, *optional*): where something was to be answered.
-        precision, coverage (`float`, *optional*): of the kept cells, where there are boxes.
-        overlap, pointing (`float`, *optional*): of the relevance map, where there is one.
-        misled (`str`, *optional*): which scorer led away from what was not looked at.
+        task, item, selector, budget (`str`): the question's task and id, the selector's name, and the budget.
+        tokens, full (`int`): visual tokens read, and visual tokens of the whole picture.
+        answer (`str`, *optional*), score (`float`, *optional*): None for tasks without answers.
+        precision, coverage (`float`, *optional*): of the kept cells; None without boxes.
+        overlap, pointing (`float`, *optional*): of the relevance map; None without a map or boxes.
+        misled (`str`, *optional*): if the boxes were missed, the scorer that most preferred other cells.
         grid (`list[int]`, *optional*), kept (`str`, *optional*): rows and columns, and the kept cells as bits in
-            hexadecimal, of the first items of a task, for drawing.
+            hexadecimal; only for the first items of a task, which a report may draw.
     """
 
     task: str
@@ -48,11 +48,11 @@ class Record:
 
     @property
     def key(self) -> Key:
-        """What it is found by."""
+        """Task, item, selector and budget, which identify a record."""
         return self.task, self.item, self.selector, self.budget
 
     def to_line(self) -> str:
-        """As a line of JSON, without what is not there."""
+        """One line of JSON, without the fields that are None."""
         return json.dumps({name: value for name, value in asdict(self).items() if value is not None})
 
 
@@ -60,21 +60,22 @@ class Store:
     """A directory of results.
 
     Args:
-        directory (`Path`): made if it is not there.
-        settings (`Mapping`): what results depend on; a directory that was begun with others is refused.
-        about (`Mapping`, *optional*): what else is worth knowing, such as the machine.
+        directory (`Path`): created if missing.
+        settings (`Mapping`): settings that change the results; a directory that was started with others is
+            refused.
+        about (`Mapping`, *optional*): further facts to store, such as the machine.
     """
 
     def __init__(self, directory: Path, settings: Mapping[str, Any], about: Mapping[str, Any] | None = None) -> None:
         self.directory = directory
         path = directory / RUN
         if path.exists():
-            before = json.loads(path.read_text(encoding="utf-8"))
+            saved = json.loads(path.read_text(encoding="utf-8"))
             for name, value in settings.items():
-                if before.get(name) != value:
+                if saved.get(name) != value:
                     raise ValueError(
-                        f"{directory} was begun with {name} {before.get(name)!r}, not {value!r}; "
-                        "go on with the same, or give another --out"
+                        f"{directory} was started with {name} {saved.get(name)!r}, got {value!r}; "
+                        "use the same value, or give another --out"
                     )
         directory.mkdir(parents=True, exist_ok=True)
         write_aside(path, json.dumps({**settings, **(about or {})}, indent=1) + "\n")
@@ -91,18 +92,18 @@ class Store:
         }
 
     def add(self, records: Iterable[Record]) -> None:
-        """Write the records of a batch that are not there yet."""
+        """Append the records that the store does not have yet."""
         new = [record for record in records if record.key not in self.records]
         self._append(RECORDS, [record.to_line() for record in new])
         self.records |= {record.key: record for record in new}
 
     def add_times(self, row: dict[str, Any]) -> None:
-        """Write the times of one selector at one budget."""
+        """Append the times of one selector at one budget."""
         self._append(TIMES, [json.dumps(row)])
         self.times[row["selector"], row["budget"]] = row
 
     def add_missing(self, task: str, item: str, why: str) -> None:
-        """Write down a picture that could not be read."""
+        """Append a picture that could not be read."""
         if (task, item) not in self.missing:
             self._append(MISSING, [json.dumps({"task": task, "item": item, "why": why})])
             self.missing[task, item] = why
@@ -115,7 +116,7 @@ class Store:
                 os.fsync(file.fileno())
 
     def _read(self, name: str) -> list[dict[str, Any]]:
-        """Whole lines; one that was torn when a run was killed is cut off."""
+        """Read all rows; a last line cut short by a killed run is removed."""
         path = self.directory / name
         if not path.exists():
             return []

@@ -1,4 +1,4 @@
-"""`report.html` (one file, nothing to fetch), `report.md` and `summary.json` from a directory of results."""
+"""Write `report.html` (self-contained), `report.md` and `summary.json` from a directory of results."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from arr_coc.evaluation.summary import HOLDS, attribute, summarise
 from arr_coc.evaluation.tasks import Task
 from arr_coc.runtime.atomic_files import write_aside
 
-WORST = 2  # examples of a task
-SHOWN = 160  # pixels a side of a drawn example
+WORST = 2  # wrong answers shown per task
+SHOWN = 160  # longest side in pixels of a picture in the report
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
@@ -41,7 +41,7 @@ td:last-child { white-space: normal; } tbody tr:hover { background: var(--soft);
 
 @dataclass(frozen=True)
 class WrongAnswer:
-    """One question that ours got wrong, with what every selector that was drawn kept and answered."""
+    """A question that our layer got wrong, with the kept cells and the answer of every selector."""
 
     task: str
     question: str
@@ -53,11 +53,11 @@ class WrongAnswer:
 def write_report(
     store: Store, tasks: Sequence[Task], selectors: Sequence[str], budgets: Sequence[str], about: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Write the three files beside the records; an empty store is refused."""
+    """Write the three files next to the records and return the summary; an empty store is refused."""
     names = {task.name for task in tasks}
-    records = [one for one in store.records.values() if one.task in names]
+    records = [record for record in store.records.values() if record.task in names]
     summary = summarise(records, list(store.times.values()), selectors, budgets)
-    missing = {task: sum(one == task for one, _ in store.missing) for task in sorted(names)}
+    missing = {task: sum(name == task for name, _ in store.missing) for task in sorted(names)}
     summary |= {"about": dict(about), "missing": {task: count for task, count in missing.items() if count}}
     sections = make_sections(summary, budgets)
     charts = draw_charts(summary)
@@ -70,47 +70,47 @@ def write_report(
 
 
 def draw_charts(summary: Mapping[str, Any], ink: str = "currentColor") -> dict[str, str]:
-    """Accuracy over tokens and over time, as SVG by caption."""
+    """Charts of accuracy over tokens and over time, as SVG by caption."""
     tokens: dict[str, list[tuple[float, float]]] = {}
-    spent: dict[str, list[tuple[float, float]]] = {}
+    times: dict[str, list[tuple[float, float]]] = {}
     for row in summary["rows"]:
         if "accuracy" in row and row["selector"] != FULL:
             tokens.setdefault(row["selector"], []).append((100 * row["share"], row["accuracy"]))
             if row["times"]:
-                spent.setdefault(row["selector"], []).append((row["times"]["first_token_ms"], row["accuracy"]))
+                times.setdefault(row["selector"], []).append((row["times"]["first_token_ms"], row["accuracy"]))
     full = next((row["accuracy"] for row in summary["rows"] if row["selector"] == FULL and "accuracy" in row), None)
     if not tokens:
         return {}
     level = None if full is None else (HOLDS * full, f"{100 * HOLDS:.0f} % of all tokens")
-    found = {"Accuracy over tokens": line_chart(tokens, "visual tokens, % of all", "accuracy", OURS, level, ink)}
-    if spent:
-        found["Accuracy over time"] = line_chart(spent, "time to the first token, ms", "accuracy", OURS, level, ink)
-    return found
+    charts = {"Accuracy over tokens": line_chart(tokens, "visual tokens, % of all", "accuracy", OURS, level, ink)}
+    if times:
+        charts["Accuracy over time"] = line_chart(times, "time to the first token, ms", "accuracy", OURS, level, ink)
+    return charts
 
 
 def find_worst(records: Sequence[Record], tasks: Sequence[Task], budgets: Sequence[str]) -> list[WrongAnswer]:
-    """Questions that ours got wrong at the largest budget where most others got them right."""
-    by: dict[tuple[str, str, str], dict[str, Record]] = {}
-    for one in records:
-        by.setdefault((one.task, one.budget, one.item), {})[one.selector] = one
-    found = []
+    """Questions that our layer got wrong: the largest budget first, then those that most others got right."""
+    by_question: dict[tuple[str, str, str], dict[str, Record]] = {}
+    for record in records:
+        by_question.setdefault((record.task, record.budget, record.item), {})[record.selector] = record
+    examples = []
     for task in tasks:
-        # only of these the kept cells were written down
+        # only these have their kept cells stored
         items = {task[number].id: number for number in range(min(len(task), DRAWN))}
         wrong = []
         for rank, budget in enumerate(budgets):
-            for (name, at, item), rows in by.items():
-                own = rows.get(OURS)
-                if name != task.name or at != budget or own is None or own.kept is None or own.score in (None, 1.0):
+            for (name, at, item), rows in by_question.items():
+                ours = rows.get(OURS)
+                if name != task.name or at != budget or ours is None or ours.kept is None or ours.score in (None, 1.0):
                     continue
                 others = [row.score or 0.0 for selector, row in rows.items() if selector != OURS]
                 wrong.append((rank, -float(np.mean(others or [0.0])), item, budget))
-        seen: set[str] = set()
+        shown: set[str] = set()
         for _, _, item, budget in sorted(wrong):
-            if item not in seen and item in items and len(seen) < WORST:
-                seen.add(item)
-                found += _draw_wrong(task, items[item], budget, by[task.name, budget, item])
-    return found
+            if item not in shown and item in items and len(shown) < WORST:
+                shown.add(item)
+                examples += _draw_wrong(task, items[item], budget, by_question[task.name, budget, item])
+    return examples
 
 
 def _draw_wrong(task: Task, number: int, budget: str, rows: Mapping[str, Record]) -> list[WrongAnswer]:
@@ -129,7 +129,7 @@ def _draw_wrong(task: Task, number: int, budget: str, rows: Mapping[str, Record]
 
 
 def _draw(picture: Image.Image, kept: np.ndarray) -> str:
-    """A small picture in which what was not kept is dark."""
+    """A thumbnail with the cells that were not kept darkened, as base64 JPEG."""
     small = picture.convert("RGB")
     small.thumbnail((SHOWN, SHOWN))
     mask = Image.fromarray(np.where(kept, 255, 60).astype(np.uint8)).resize(small.size, Image.Resampling.NEAREST)
@@ -142,7 +142,7 @@ def _draw(picture: Image.Image, kept: np.ndarray) -> str:
 def _facts(summary: Mapping[str, Any]) -> list[str]:
     about = summary["about"]
     tasks = ", ".join(f"{task} ({count})" for task, count in summary["items"].items())
-    lines = [f"Questions with answers that all selectors were asked: {tasks}." if tasks else "Nothing was answered."]
+    lines = [f"Questions that all selectors answered: {tasks}." if tasks else "No task has answers."]
     if summary["missing"]:
         gone = ", ".join(f"{task}: {count}" for task, count in summary["missing"].items())
         lines.append(f"Pictures that could not be read and are left out: {gone}.")
@@ -156,14 +156,14 @@ def _facts(summary: Mapping[str, Any]) -> list[str]:
 
 def _markdown(summary: Mapping[str, Any], sections: Sequence[Section]) -> str:
     parts = ["# Where the tokens go", *_facts(summary)]
-    for one in sections:
-        parts += [f"## {one.title}", one.words, table_markdown(one)]
+    for section in sections:
+        parts += [f"## {section.title}", section.words, table_markdown(section)]
     return "\n\n".join(parts) + "\n"
 
 
-def table_markdown(one: Section) -> str:
-    """The table of a section."""
-    rows = [one.header, ["---"] * len(one.header), *one.rows]
+def table_markdown(section: Section) -> str:
+    """The table of a section in Markdown."""
+    rows = [section.header, ["---"] * len(section.header), *section.rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -177,20 +177,19 @@ def _html(
         "".join(f"<div>{_inline(line)}</div>" for line in _facts(summary)),
     ]
     drawn = "".join(f"<figure><figcaption>{escape(name)}</figcaption>{svg}</figure>" for name, svg in charts.items())
-    for number, one in enumerate(sections):
-        parts.append(f"<h2>{escape(one.title)}</h2><p>{_inline(one.words)}</p>{_table(one)}")
+    for number, section in enumerate(sections):
+        parts.append(f"<h2>{escape(section.title)}</h2><p>{_inline(section.words)}</p>{_table(section)}")
         if number == 0 and drawn:
             parts.append(f'<div class="charts">{drawn}</div>')
     if worst:
-        parts.append("<h2>Worst examples</h2><p>What each selector kept is bright, and below it is what was answered "
-                     "from it.</p>")  # fmt: skip
+        parts.append("<h2>Worst examples</h2><p>The cells that each selector kept are bright; its answer is below.</p>")
     for example in worst:
         parts.append(
             f"<h3>{escape(example.task)}: {escape(example.question)}</h3>"
-            f"<p>Right: <b>{escape(example.wanted)}</b>. {escape(example.why.capitalize())}.</p><div class='looks'>"
+            f"<p>Correct: <b>{escape(example.wanted)}</b>. {escape(example.why.capitalize())}.</p><div class='looks'>"
         )
         parts += [
-            f'<figure><img alt="what {escape(name)} kept" src="data:image/jpeg;base64,{data}">'
+            f'<figure><img alt="cells kept by {escape(name)}" src="data:image/jpeg;base64,{data}">'
             f"<figcaption><b>{escape(name)}</b>: {escape(answer)}</figcaption></figure>"
             for name, answer, data in example.looks
         ]
@@ -198,14 +197,14 @@ def _html(
     return "".join([*parts, "</body></html>\n"])
 
 
-def _table(one: Section) -> str:
-    head = "".join(f"<th>{_inline(cell)}</th>" for cell in one.header)
-    body = "".join(f"<tr>{''.join(f'<td>{_inline(cell)}</td>' for cell in row)}</tr>" for row in one.rows)
+def _table(section: Section) -> str:
+    head = "".join(f"<th>{_inline(cell)}</th>" for cell in section.header)
+    body = "".join(f"<tr>{''.join(f'<td>{_inline(cell)}</td>' for cell in row)}</tr>" for row in section.rows)
     return f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _inline(text: str) -> str:
-    """The little of Markdown that sections use."""
+    """Render the Markdown that sections use: bold, italics and code."""
     text = escape(text, quote=False)
     for pattern, tag in ((r"\*\*(.+?)\*\*", "b"), (r"\*(.+?)\*", "i"), (r"`(.+?)`", "code")):
         text = re.sub(pattern, rf"<{tag}>\1</{tag}>", text)

@@ -1,4 +1,4 @@
-"""Accuracy: every item of every task through every selector at every budget, in batches, each encoded once."""
+"""Measure accuracy: every question of a task with every selector at every budget, in batches that are encoded once."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from arr_coc.runtime.machine import check_device
 from arr_coc.selectors.output import ARRCOCOutput
 
 Progress = Callable[[int], None]
-# Items of a task whose kept cells are written down, for drawing.
+# The first items of a task have their kept cells stored, so that a report can draw them.
 DRAWN = 40
 
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """A model with what it takes to ask it.
+    """A model with its processor and generation settings.
 
     Args:
         model (`PreTrainedModel`), processor (`ProcessorMixin`): of a supported family.
-        instruction (`str`, *optional*): said after every question, such as how long an answer should be.
-        max_new_tokens (`int`, *optional*, defaults to 16): how long it may be.
+        instruction (`str`, *optional*): appended to every question, such as how long an answer should be.
+        max_new_tokens (`int`, *optional*, defaults to 16): the longest answer.
     """
 
     model: Any
@@ -52,16 +52,16 @@ class Opened:
 
     @cached_property
     def chat(self) -> ChatTokens:
-        """Markers of its prompts."""
+        """Chat markers of the model's prompts."""
         return ChatTokens() if self.processor is None else ChatTokens.from_tokenizer(self.processor.tokenizer)
 
     def session(self, family: Family, contender: Contender, budget: str) -> Session:
-        """A contender at a budget. A failure ends the run: a score must be of tokens that were chosen."""
+        """A session with a contender at a budget; a selection that fails ends the run, since it must not be scored."""
         settings = Settings(mode=contender.mode, budget=read_budget(budget), chat=self.chat, on_error="raise")
         return Session(family, contender.selector, settings)
 
     def ask(self, questions: Sequence[str], pictures: Sequence[Any]) -> dict[str, Any]:
-        """Inputs of a batch of questions, on the model's device."""
+        """Model inputs for a batch of questions, on the model's device."""
         conversations = [
             make_messages(picture, f"{question} {self.instruction}".strip())
             for picture, question in zip(pictures, questions, strict=True)
@@ -70,26 +70,26 @@ class Opened:
 
 
 def open_model(name: str, device: str, dtype: str, size: int) -> Opened:
-    """A model by its directory, its Hub id or `"embedded"`; pictures of `size` pixels a side are not made smaller."""
-    place = check_device(device)
+    """Open a model by directory, Hub id or `"embedded"`; pictures of up to `size` pixels a side keep their size."""
+    target = check_device(device)
     processor = load_processor(name)
     limits = processor.image_processor.size
     limits["longest_edge"] = max(limits["longest_edge"], size**2)
-    return Opened(load_model(name, dtype=getattr(torch, dtype)).to(place).eval(), processor)
+    return Opened(load_model(name, dtype=getattr(torch, dtype)).to(target).eval(), processor)
 
 
 @contextmanager
 def share_encodings(family: Family, contenders: Sequence[Contender]) -> Iterator[None]:
-    """Inside `with`, a family encodes the same pixels once, and keeps the layers that any contender reads."""
-    layers = sorted({layer for one in contenders for layer in getattr(one.selector, "encoder_layers", ())})
-    found: dict[tuple[int, str], tuple[Tensor, Encoded]] = {}
+    """Inside `with`, a family encodes the same pixels once, with the encoder layers that any contender needs."""
+    layers = sorted({layer for contender in contenders for layer in getattr(contender.selector, "encoder_layers", ())})
+    encoded: dict[tuple[int, str], tuple[Tensor, Encoded]] = {}
 
     def encode(inputs: Inputs, kind: str, wanted: Sequence[int] = ()) -> Encoded:
         pixels = inputs[family.pixel_names[kind]]
         key = (pixels.data_ptr(), kind)
-        if key not in found or found[key][0] is not pixels:
-            found[key] = (pixels, type(family).encode(family, inputs, kind, layers))
-        return found[key][1]
+        if key not in encoded or encoded[key][0] is not pixels:
+            encoded[key] = (pixels, type(family).encode(family, inputs, kind, layers))
+        return encoded[key][1]
 
     family.__dict__["encode"] = encode
     try:
@@ -102,7 +102,7 @@ def share_encodings(family: Family, contenders: Sequence[Contender]) -> Iterator
 def run_contender(
     opened: Opened, family: Family, inputs: dict[str, Any], contender: Contender, budget: str, answer: bool
 ) -> Run:
-    """One selector at one budget on one batch of inputs, a picture in each row; with answers, or only what it reads."""
+    """Run a contender at a budget on a batch, one picture per row; generate answers, or only select."""
     session = opened.session(family, contender, budget)
     if not answer:
         return session.look(inputs)
@@ -110,7 +110,7 @@ def run_contender(
 
 
 def count_read(family: Family, run: Run) -> list[int]:
-    """Visual tokens that each row of a batch read, a picture in each row."""
+    """Visual tokens that each row of a batch read, one picture per row."""
     if run.inside_layer is not None:
         return [len(cells) for _, cells in run.kept]
     counts: list[int] = (run.inputs["input_ids"] == family.token_id("image")).sum(dim=1).tolist()
@@ -118,26 +118,26 @@ def count_read(family: Family, run: Run) -> list[int]:
 
 
 def measure_looking(item: Example, kept: tuple[Grid, Ints] | None, output: ARRCOCOutput | None) -> dict[str, Any]:
-    """How well something looked, where boxes say what had to be looked at, and if it did not, what misled it."""
-    found: dict[str, Any] = {}
+    """Measure kept cells and relevance against an item's boxes; if these were missed, name the scorer that misled."""
+    measures: dict[str, Any] = {}
     if not item.boxes:
-        return found
+        return measures
     if kept is not None:
         (_, rows, columns), cells = kept
         inside = cells_inside(item.boxes, rows, columns).flatten()
         mask = torch.zeros(rows * columns, dtype=torch.bool)
         mask[torch.as_tensor(cells)] = True
-        found |= {"precision": float(precision(mask, inside)), "coverage": float(coverage(mask, inside))}
+        measures |= {"precision": float(precision(mask, inside)), "coverage": float(coverage(mask, inside))}
     if output is not None:
         relevance = output.relevance[0, -1].float().cpu()
         inside = cells_inside(item.boxes, *relevance.shape).flatten()
         flat = relevance.flatten()
-        found |= {"overlap": float(overlap(flat, inside)), "pointing": float(pointing(flat, inside))}
-        if found.get("coverage", 1.0) < LOOKED:
+        measures |= {"overlap": float(overlap(flat, inside)), "pointing": float(pointing(flat, inside))}
+        if measures.get("coverage", 1.0) < LOOKED:
             scores = {name: score[0, -1].float().cpu().flatten() for name, score in output.scores.items()}
             weights = dict(zip(scores, output.weights[0].tolist(), strict=True))
-            found["misled"] = find_misleading(flat, scores, weights, inside)
-    return {name: value if isinstance(value, str) else round(value, 4) for name, value in found.items()}
+            measures["misled"] = find_misleading(flat, scores, weights, inside)
+    return {name: value if isinstance(value, str) else round(value, 4) for name, value in measures.items()}
 
 
 def run_task(
@@ -149,17 +149,17 @@ def run_task(
     batch_size: int,
     progress: Progress,
 ) -> None:
-    """Fill a store with the records of a task that are not there yet; `progress` is told how many were made."""
+    """Add the records of a task that a store lacks; `progress` gets the number of records done."""
     family = open_family(opened.model)
-    calls = [(one, budget) for one in contenders for budget in one.budgets(budgets)]
+    calls = [(contender, budget) for contender in contenders for budget in contender.budgets(budgets)]
     for first in range(0, len(task), batch_size):
         batch = [task[number] for number in range(first, min(first + batch_size, len(task)))]
         batch = [item for item in batch if (task.name, item.id) not in store.missing]
-        # a batch is asked as a whole, so that a run that was interrupted answers as one that was not
+        # batches are asked whole, so that a resumed run gives the same answers as an uninterrupted one
         todo = [
-            (one, budget)
-            for one, budget in calls
-            if any((task.name, item.id, one.name, budget) not in store.records for item in batch)
+            (contender, budget)
+            for contender, budget in calls
+            if any((task.name, item.id, contender.name, budget) not in store.records for item in batch)
         ]
         progress(len(batch) * (len(calls) - len(todo)))
         if not todo:
@@ -177,13 +177,13 @@ def run_task(
         inputs = opened.ask([item.question for item in items], pictures)
         full = [grid[0] * grid[1] * grid[2] for grid in family.grids(inputs, "image")]
         with share_encodings(family, contenders):
-            for one, budget in todo:
-                tell_boxes(one.selector, items)
-                run = run_contender(opened, family, inputs, one, budget, task.metric is not None)
+            for contender, budget in todo:
+                tell_boxes(contender.selector, items)
+                run = run_contender(opened, family, inputs, contender, budget, task.metric is not None)
                 answers = None if run.generated is None else decode(opened.processor, run.generated)
                 drawn = [first + number < DRAWN for number in range(len(items))]
                 read = count_read(family, run)
-                store.add(_records(task, items, one, budget, run, answers, read, full, drawn))
+                store.add(_records(task, items, contender, budget, run, answers, read, full, drawn))
                 progress(len(items))
 
 

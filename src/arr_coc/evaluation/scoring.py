@@ -1,11 +1,11 @@
-"""What counts as right: how well an answer agrees with the true ones, from 0 to 1.
+"""Metrics: how well an answer agrees with the true answers, from 0 to 1.
 
 | metric   | is                                                                                                   |
 |----------|------------------------------------------------------------------------------------------------------|
 | `exact`  | equal to one of the answers, character by character                                                  |
-| `anls`   | of DocVQA (arXiv:2007.00398) and ST-VQA (arXiv:1905.13648): 1 less the edit distance as a share of   |
-|          | the longer text, nothing below one half, the best over the answers                                   |
-| `vqa`    | of VQAv2 (arXiv:1612.00837): as three of ten people said, after normalisation                        |
+| `anls`   | of DocVQA (arXiv:2007.00398) and ST-VQA (arXiv:1905.13648): 1 minus the edit distance over the       |
+|          | length of the longer text, 0 below one half; the best over the answers                               |
+| `vqa`    | of VQAv2 (arXiv:1612.00837): matches / 3, at most 1, over nine of ten people, normalised             |
 | `yes-no` | of POPE (arXiv:2305.10355): the first yes or no of the answer                                        |
 """
 
@@ -19,13 +19,13 @@ from typing import NamedTuple
 Metric = Callable[[str, Sequence[str]], float]
 
 ANLS_THRESHOLD = 0.5
-AGREEING = 3  # people who must agree for a whole point
+AGREEING = 3  # people who must agree for the full score
 
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _DIGITS = {"none": "0"} | {word: str(number) for number, word in enumerate(_NUMBERS)}
 _ARTICLES = ("a", "an", "the")
 _PUNCTUATION = ';/[]"{}()=+\\_-><@`,?!'
-# VQAv2's list; words that are others without their apostrophe ("we'll", "it's") are not in it.
+# VQAv2's list; it leaves out words that become another word without their apostrophe ("we'll", "it's").
 _CONTRACTIONS = """
     ain't aren't can't could've couldn't couldn't've didn't doesn't don't hadn't hadn't've hasn't haven't he'd he'd've
     he's how'd how'll how's isn't it'd it'd've it'll ma'am mightn't mightn't've might've mustn't must've needn't not've
@@ -38,11 +38,11 @@ _CONTRACTIONS = """
 
 
 def _with_apostrophes() -> dict[str, str]:
-    """Contractions by how they are misspelled: with one of their apostrophes left out."""
+    """Contractions by their misspellings, which lack one apostrophe."""
     return {
-        word[:place] + word[place + 1 :]: word
+        word[:index] + word[index + 1 :]: word
         for word in _CONTRACTIONS.split()
-        for place, letter in enumerate(word)
+        for index, letter in enumerate(word)
         if letter == "'"
     }
 
@@ -62,11 +62,11 @@ def exact(answer: str, answers: Sequence[str]) -> float:
 
     ```
     """
-    return float(any(answer == one for one in answers))
+    return float(any(answer == expected for expected in answers))
 
 
 def edit_distance(first: str, second: str) -> int:
-    """Levenshtein's distance: insertions, deletions and replacements of characters that make one text the other.
+    """Levenshtein distance: the fewest insertions, deletions and replacements of characters between two texts.
 
     Example:
 
@@ -78,15 +78,15 @@ def edit_distance(first: str, second: str) -> int:
     ```
     """
     row = list(range(len(second) + 1))
-    for up, here in enumerate(first, 1):
-        corner, row[0] = row[0], up
-        for left, there in enumerate(second, 1):
-            corner, row[left] = row[left], min(row[left] + 1, row[left - 1] + 1, corner + (here != there))
+    for i, letter in enumerate(first, 1):
+        corner, row[0] = row[0], i
+        for j, other in enumerate(second, 1):
+            corner, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, corner + (letter != other))
     return row[-1]
 
 
 def anls(answer: str, answers: Sequence[str]) -> float:
-    """Similarity in characters with the nearest true answer, without regard to case and spacing; 0 below one half.
+    """Character similarity to the nearest true answer, ignoring case and spacing; 0 below one half.
 
     Example:
 
@@ -97,8 +97,8 @@ def anls(answer: str, answers: Sequence[str]) -> float:
 
     ```
     """
-    said = _plain(answer)
-    best = max((_similarity(said, _plain(one)) for one in answers), default=0.0)
+    given = _plain(answer)
+    best = max((_similarity(given, _plain(expected)) for expected in answers), default=0.0)
     return best if best >= ANLS_THRESHOLD else 0.0
 
 
@@ -112,7 +112,7 @@ def _similarity(first: str, second: str) -> float:
 
 
 def normalise(text: str) -> str:
-    """A text as VQAv2 compares it: lower case, digits for number words, no articles and little punctuation.
+    """Normalise a text as VQAv2 does: lower case, digits for number words, no articles and little punctuation.
 
     Example:
 
@@ -135,11 +135,10 @@ def normalise(text: str) -> str:
 
 
 def vqa(answer: str, answers: Sequence[str]) -> float:
-    """How well an answer agrees with what several people said: whole points from three of them on.
+    """Agreement with the answers of several people: matches / 3, at most 1.
 
-    The mean over all ways to leave one of the people out. Both sides are always normalised; the published script does
-    so only where people disagree. Where fewer than three others are left, all of them have to agree, and a single
-    answer has to be met.
+    It is the mean over all ways to leave one person out. Both sides are always normalised; the published script does
+    so only where people disagree. With fewer than three others, all of them must match; so must a single answer.
 
     Example:
 
@@ -150,12 +149,12 @@ def vqa(answer: str, answers: Sequence[str]) -> float:
 
     ```
     """
-    said = normalise(answer)
-    agrees = [normalise(one) == said for one in answers]
-    if len(agrees) < 2:
-        return float(any(agrees))
-    needed = min(AGREEING, len(agrees) - 1)
-    return sum(min(1.0, (sum(agrees) - one) / needed) for one in agrees) / len(agrees)
+    given = normalise(answer)
+    matches = [normalise(expected) == given for expected in answers]
+    if len(matches) < 2:
+        return float(any(matches))
+    needed = min(AGREEING, len(matches) - 1)
+    return sum(min(1.0, (sum(matches) - match) / needed) for match in matches) / len(matches)
 
 
 def read_yes_no(text: str) -> str | None:
@@ -170,8 +169,8 @@ def read_yes_no(text: str) -> str | None:
 
     ```
     """
-    found = re.search(r"\b(yes|no|not)\b", text.lower())
-    return None if found is None else "yes" if found[0] == "yes" else "no"
+    match = re.search(r"\b(yes|no|not)\b", text.lower())
+    return None if match is None else "yes" if match[0] == "yes" else "no"
 
 
 def yes_no(answer: str, answers: Sequence[str]) -> float:
@@ -186,18 +185,18 @@ def yes_no(answer: str, answers: Sequence[str]) -> float:
 
     ```
     """
-    said = read_yes_no(answer)
-    return float(said is not None and any(said == read_yes_no(one) for one in answers))
+    given = read_yes_no(answer)
+    return float(given is not None and any(given == read_yes_no(expected) for expected in answers))
 
 
 class YesNoSummary(NamedTuple):
-    """What POPE reports of a list of answers; "yes" is what is to be found.
+    """POPE's figures for a list of answers; "yes" is the positive class.
 
     Args:
         accuracy (`float`): share of the answers that are right.
-        precision, recall, f1 (`float`): of the answers that say yes; 0 where none does, or none should.
+        precision, recall, f1 (`float`): of "yes"; 0 if no answer or no label is yes.
         yes_share (`float`): share of the answers that say yes.
-        unclear_share (`float`): share of the answers that say neither; they are wrong, and not a yes.
+        unclear_share (`float`): share of the answers that say neither; they count as wrong, and not as yes.
     """
 
     accuracy: float
@@ -212,35 +211,37 @@ def summarise_yes_no(answers: Sequence[str], labels: Sequence[str]) -> YesNoSumm
     """Accuracy, precision, recall, F1 and the share of yes over a list of answers.
 
     Args:
-        answers (`Sequence[str]`): as a model gave them.
+        answers (`Sequence[str]`): answers of a model.
         labels (`Sequence[str]`): `yes` or `no` for each.
 
     Example:
 
     ```python
     >>> from arr_coc.evaluation.scoring import summarise_yes_no
-    >>> found = summarise_yes_no(["Yes.", "yes", "no", "a dog"], ["yes", "no", "yes", "no"])
-    >>> found.precision, found.recall, found.f1, found.yes_share
+    >>> summary = summarise_yes_no(["Yes.", "yes", "no", "a dog"], ["yes", "no", "yes", "no"])
+    >>> summary.precision, summary.recall, summary.f1, summary.yes_share
     (0.5, 0.5, 0.5, 0.5)
 
     ```
     """
     if len(answers) != len(labels) or not labels:
-        raise ValueError(f"there are {len(answers)} answers and {len(labels)} labels; needed are as many, at least one")
-    said = [read_yes_no(answer) for answer in answers]
+        raise ValueError(
+            f"give one label per answer, at least one; got {len(answers)} answers and {len(labels)} labels"
+        )
+    given = [read_yes_no(answer) for answer in answers]
     true = [read_yes_no(label) for label in labels]
     if None in true:
-        raise ValueError(f"a label is yes or no, got {labels[true.index(None)]!r}")
-    hits = sum(one == other == "yes" for one, other in zip(said, true, strict=True))
-    right = sum(one == other for one, other in zip(said, true, strict=True))
-    said_yes, true_yes, total = said.count("yes"), true.count("yes"), len(true)
+        raise ValueError(f"labels must be yes or no, got {labels[true.index(None)]!r}")
+    hits = sum(answer == label == "yes" for answer, label in zip(given, true, strict=True))
+    right = sum(answer == label for answer, label in zip(given, true, strict=True))
+    given_yes, true_yes, total = given.count("yes"), true.count("yes"), len(true)
     return YesNoSummary(
         accuracy=right / total,
-        precision=hits / max(1, said_yes),
+        precision=hits / max(1, given_yes),
         recall=hits / max(1, true_yes),
-        f1=2 * hits / max(1, said_yes + true_yes),
-        yes_share=said_yes / total,
-        unclear_share=said.count(None) / total,
+        f1=2 * hits / max(1, given_yes + true_yes),
+        yes_share=given_yes / total,
+        unclear_share=given.count(None) / total,
     )
 
 

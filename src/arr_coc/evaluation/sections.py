@@ -1,4 +1,4 @@
-"""What a report says, as tables of plain text: written once, rendered as HTML and as Markdown."""
+"""The sections of a report, as text and tables that are rendered both as HTML and as Markdown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Section:
     """A heading, some sentences, and a table.
 
     Args:
-        title (`str`), words (`str`): heading, and what is to be known to read the table.
+        title (`str`), words (`str`): heading, and how to read the table.
         header (`list[str]`), rows (`list[list[str]]`): the table; bold cells begin and end with `**`.
     """
 
@@ -26,16 +26,16 @@ class Section:
 
 
 def make_sections(summary: Mapping[str, Any], budgets: Sequence[str]) -> list[Section]:
-    """All tables of a report."""
+    """All sections of a report; empty ones are left out."""
     sections = [_glance(summary, budgets), _against(summary, budgets)]
     sections += [_by_task(task, facts, budgets) for task, facts in summary["tasks"].items()]
     sections += [_looking(task, by, budgets) for task, by in summary["looking"].items()]
     sections += [_cost(summary), _failing(summary)]
-    return [one for one in sections if one.rows]
+    return [section for section in sections if section.rows]
 
 
 def write_budget(budget: str) -> str:
-    """A budget as people say it: a share in percent, a number as it is."""
+    """A budget as tables show it: a share in percent, a number as it is."""
     return f"{100 * float(budget):g} %" if "." in budget else budget
 
 
@@ -43,22 +43,22 @@ def _number(value: float | None, digits: int = 3) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
-def _interval(found: Sequence[float]) -> str:
-    return f"{found[0]:+.3f} ({found[1]:+.3f} to {found[2]:+.3f})"
+def _interval(interval: Sequence[float]) -> str:
+    return f"{interval[0]:+.3f} ({interval[1]:+.3f} to {interval[2]:+.3f})"
 
 
 def _rows_by(summary: Mapping[str, Any]) -> dict[str, dict[str, Mapping[str, Any]]]:
-    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    by_selector: dict[str, dict[str, Mapping[str, Any]]] = {}
     for row in summary["rows"]:
-        found.setdefault(row["selector"], {})[row["budget"]] = row
-    return found
+        by_selector.setdefault(row["selector"], {})[row["budget"]] = row
+    return by_selector
 
 
 def _glance(summary: Mapping[str, Any], budgets: Sequence[str]) -> Section:
-    by = _rows_by(summary)
-    best = {budget: _best(by, budget) for budget in budgets}
+    by_selector = _rows_by(summary)
+    best = {budget: _best(by_selector, budget) for budget in budgets}
     body = []
-    for name, rows in sorted(by.items(), key=lambda one: -_mean(one[1])):
+    for name, rows in sorted(by_selector.items(), key=lambda item: -_mean(item[1])):
         cells = []
         for budget in budgets:
             value = rows.get(budget, rows.get(FULL, {})).get("accuracy")
@@ -66,31 +66,32 @@ def _glance(summary: Mapping[str, Any], budgets: Sequence[str]) -> Section:
             cells.append(f"**{_number(value)}**" if bold else _number(value))
         holds = summary["gives_in"].get(name)
         holds_at = "" if name == FULL else "none" if holds is None else f"{100 * holds:.0f} %"
-        found: dict[str, list[str]] = {}
+        achieved: dict[str, list[str]] = {}
         for budget in budgets:
             for success in rows.get(budget, {}).get("successes", ()):
-                found.setdefault(success, []).append(write_budget(budget))
-        said = "; ".join(
-            f"{success}: {'all' if len(at) == len(budgets) else ', '.join(at)}" for success, at in found.items()
+                achieved.setdefault(success, []).append(write_budget(budget))
+        successes = "; ".join(
+            f"{success}: {'all' if len(at) == len(budgets) else ', '.join(at)}" for success, at in achieved.items()
         )
         shown = f"**{name}**" if name == OURS else name
-        body.append([shown, *cells, holds_at, said])
+        body.append([shown, *cells, holds_at, successes])
     words = (
-        "Mean accuracy over the tasks with answers, by the share (or number) of visual tokens that are read; the best "
-        f"of each budget is bold, `oracle` is told where the answer lies and does not compete. *Holds to*: the "
-        f"smallest share of tokens with at least {100 * HOLDS:.0f} % of the accuracy of all tokens, straight lines "
-        "between what was measured. The three successes: *fewer tokens* at the same accuracy (not certainly below all "
-        "tokens), *faster* at the same accuracy (and at least 5 % less time to the first token), *better* at the same "
-        f"tokens (certainly above `{OPPONENT}`)."
+        "Mean accuracy over the tasks with answers, by the share (or number) of visual tokens that are read. The best "
+        "at each budget is bold; `oracle` is told where the answer is and does not compete. *Holds to*: the smallest "
+        f"share of tokens with at least {100 * HOLDS:.0f} % of the accuracy of all tokens, interpolated linearly. The "
+        "three successes: *fewer tokens* at the same accuracy (not significantly below all tokens), *faster* at the "
+        "same accuracy (and at least 5 % less time to the first token), *better* with the same tokens (significantly "
+        f"above `{OPPONENT}`)."
     )
     header = ["selector", *map(write_budget, budgets), "holds to", "successes"]
     return Section("At a glance", words, header, body if any(row[1] for row in body) else [])
 
 
-def _best(by: Mapping[str, Mapping[str, Mapping[str, Any]]], budget: str) -> float | None:
-    """The largest accuracy at a budget; what is told the answer's place does not compete."""
-    rivals = [rows.get(budget, {}).get("accuracy") for name, rows in by.items() if name not in (FULL, "oracle")]
-    return max((value for value in rivals if value is not None), default=None)
+def _best(by_selector: Mapping[str, Mapping[str, Mapping[str, Any]]], budget: str) -> float | None:
+    """The best accuracy at a budget; `oracle` is told where the answer is and does not compete."""
+    rivals = [rows for name, rows in by_selector.items() if name not in (FULL, "oracle")]
+    values = [rows.get(budget, {}).get("accuracy") for rows in rivals]
+    return max((value for value in values if value is not None), default=None)
 
 
 def _mean(rows: Mapping[str, Mapping[str, Any]]) -> float:
@@ -99,15 +100,15 @@ def _mean(rows: Mapping[str, Mapping[str, Any]]) -> float:
 
 
 def _against(summary: Mapping[str, Any], budgets: Sequence[str]) -> Section:
-    by = _rows_by(summary)
+    by_selector = _rows_by(summary)
     body = []
-    for name, rows in sorted(by.items(), key=lambda one: -_mean(one[1])):
-        found = [rows.get(budget, {}).get(f"minus_{OURS}") for budget in budgets]
-        if any(found):
-            body.append([name, *("" if one is None else _interval(one) for one in found)])
+    for name, rows in sorted(by_selector.items(), key=lambda item: -_mean(item[1])):
+        differences = [rows.get(budget, {}).get(f"minus_{OURS}") for budget in budgets]
+        if any(differences):
+            body.append([name, *("" if each is None else _interval(each) for each in differences)])
     words = (
         f"Accuracy minus that of `{OURS}` on the same questions, mean over the tasks, with 95 % intervals of a paired "
-        "bootstrap. Below zero: ours is better."
+        f"bootstrap. Below zero, `{OURS}` is better."
     )
     return Section(f"Against {OURS}", words, ["selector", *map(write_budget, budgets)], body)
 
@@ -117,22 +118,22 @@ def _by_task(task: str, facts: Mapping[str, Any], budgets: Sequence[str]) -> Sec
     for name, means in facts["means"].items():
         cells = []
         for budget in budgets:
-            one = means.get(budget, means.get(FULL))
-            if one is None:
+            entry = means.get(budget, means.get(FULL))
+            if entry is None:
                 cells.append("")
                 continue
-            mean, low, high = one["mean"]
+            mean, low, high = entry["mean"]
             text = f"{mean:.3f} ({low:.2f} to {high:.2f})"
             cells.append(f"**{text}**" if facts["best"].get(budget) == name else text)
         body.append([name, *cells])
     body.sort(key=lambda row: row[1].strip("*"), reverse=True)
-    words = "Accuracy with 95 % intervals; the best of each budget is bold."
+    words = "Accuracy with 95 % intervals; the best at each budget is bold."
     return Section(f"Task {task}", words, ["selector", *map(write_budget, budgets)], body)
 
 
-def _looking(task: str, by: Mapping[str, Any], budgets: Sequence[str]) -> Section:
+def _looking(task: str, by_selector: Mapping[str, Any], budgets: Sequence[str]) -> Section:
     body = []
-    for name, rows in by.items():
+    for name, rows in by_selector.items():
         cells = [
             " / ".join(
                 "" if measure not in rows.get(budget, {}) else f"{rows[budget][measure]:.2f}"
@@ -144,8 +145,8 @@ def _looking(task: str, by: Mapping[str, Any], budgets: Sequence[str]) -> Sectio
         body.append([name, *cells, _number(first.get("overlap"), 2), _number(first.get("pointing"), 2)])
     body.sort(key=lambda row: row[1], reverse=True)
     words = (
-        "Coverage (share of what had to be looked at that was kept) / precision (share of the kept that had to be), "
-        "and, for what has a relevance map, overlap and pointing of it."
+        "Coverage (share of the boxes' cells that were kept) / precision (share of the kept cells inside the boxes); "
+        "for selectors with a relevance map, also its overlap and pointing."
     )
     header = ["selector", *map(write_budget, budgets), "overlap", "pointing"]
     return Section(f"Looking, {task}", words, header, body)
@@ -154,19 +155,18 @@ def _looking(task: str, by: Mapping[str, Any], budgets: Sequence[str]) -> Sectio
 def _cost(summary: Mapping[str, Any]) -> Section:
     body = []
     for row in summary["rows"]:
-        spent = row["times"]
-        if not spent:
+        times = row["times"]
+        if not times:
             continue
-        stages = [f"{spent[f'{name}_ms']:.2f}" for name in ("encode", "select", "prefill", "first_token", "decode")]
-        stages[1] += f" ± {spent['select_ms_iqr'] / 2:.2f}"
-        peak = "" if spent["peak_mb"] is None else f"{spent['peak_mb']:.0f}"
+        stages = [f"{times[f'{name}_ms']:.2f}" for name in ("encode", "select", "prefill", "first_token", "decode")]
+        stages[1] += f" ± {times['select_ms_iqr'] / 2:.2f}"
+        peak = "" if times["peak_mb"] is None else f"{times['peak_mb']:.0f}"
         shown = "all" if row["budget"] == FULL else write_budget(row["budget"])
-        body.append([row["selector"], shown, f"{row['tokens']:.0f}", *stages, f"{spent['kv_bytes'] / 1e3:.0f}", peak])
+        body.append([row["selector"], shown, f"{row['tokens']:.0f}", *stages, f"{times['kv_bytes'] / 1e3:.0f}", peak])
     words = (
-        "Medians in milliseconds, one picture at a time, waiting for the device around every stage. `select` is "
-        "everything from the encoder's tokens to the shorter prompt (± half the interquartile range); FastV chooses "
-        "inside `prefill`. Share of the peers that select faster than "
-        f"`{OURS}`: "
+        "Median milliseconds, one picture at a time, with the device synchronised around every stage. `select` is "
+        "everything from the encoder's tokens to the shorter prompt (± half the interquartile range); FastV selects "
+        f"inside `prefill`. Share of the comparable selectors that select faster than `{OURS}`: "
         + "; ".join(
             f"{write_budget(budget)}: {100 * share:.0f} %"
             for budget, share in summary["select_percentile"].items()
@@ -183,10 +183,10 @@ def _failing(summary: Mapping[str, Any]) -> Section:
         [write_budget(budget), task, kind, str(count)]
         for budget, by in summary["failures"].items()
         for task, kinds in by.items()
-        for kind, count in sorted(kinds.items(), key=lambda one: -one[1])
+        for kind, count in sorted(kinds.items(), key=lambda item: -item[1])
     ]
     words = (
-        f"Why `{OURS}` was wrong: *not looked at* if less than half of what had to be looked at was kept, with the "
-        "scorer that preferred other places most; otherwise *seen but misread*."
+        f"Why `{OURS}` was wrong: *not looked at* if less than half of the boxes' cells were kept, with the scorer "
+        "that most preferred other places; otherwise *seen but misread*."
     )
     return Section("Failures", words, ["budget", "task", "why", "answers"], body)

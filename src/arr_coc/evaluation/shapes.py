@@ -1,4 +1,4 @@
-"""Models of real shapes with random weights: their times are real, their answers are not, and nothing is downloaded."""
+"""Models with the shapes of released ones and random weights, to measure times without a download."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import torch
 import transformers
 
-QUESTION = 40  # words around the picture
+QUESTION = 40  # text tokens around the picture
 IDS = {"image_token_id": 5, "video_token_id": 6, "vision_start_token_id": 3, "vision_end_token_id": 4}
 _TEXT = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 _ENCODER = ("depth", "hidden_size", "intermediate_size", "num_heads", "out_hidden_size")
-# text, encoder, and the encoder's layers that are special: DeepStack's, or those that attend to all patches
+# family, text sizes, encoder sizes, and special encoder layers: DeepStack's, or those with full attention
 SHAPES: Mapping[str, tuple[str, tuple[int, ...], tuple[int, ...], list[int]]] = {
     "Qwen3-VL-2B": ("qwen3", (2048, 6144, 28, 16, 8), (24, 1024, 4096, 16, 2048), [5, 11, 17]),
     "Qwen3-VL-4B": ("qwen3", (2560, 9728, 36, 32, 8), (24, 1024, 4096, 16, 2560), [5, 11, 17]),
@@ -23,7 +23,7 @@ SHAPES: Mapping[str, tuple[str, tuple[int, ...], tuple[int, ...], list[int]]] = 
 
 
 def build_shape(name: str, device: torch.device, dtype: torch.dtype) -> Any:
-    """A model of random weights, made where and as it is measured.
+    """Build a model with random weights on a device, in a data type.
 
     Example:
 
@@ -46,25 +46,25 @@ def build_shape(name: str, device: torch.device, dtype: torch.dtype) -> Any:
         rope |= {"mrope_section": [24, 20, 20], "mrope_interleaved": True}
         text |= {"vocab_size": 151936, "max_position_embeddings": 262144, "head_dim": 128, "rope_parameters": rope}
         encoder |= {"patch_size": 16, "num_position_embeddings": 2304, "deepstack_visual_indexes": special}
-        make: Any = transformers.Qwen3VLConfig
-        cls: Any = transformers.Qwen3VLForConditionalGeneration
+        config_class: Any = transformers.Qwen3VLConfig
+        model_class: Any = transformers.Qwen3VLForConditionalGeneration
     else:
         rope |= {"mrope_section": [16, 24, 24]}
         text |= {"vocab_size": 152064, "max_position_embeddings": 128000, "rope_parameters": rope}
         encoder |= {"patch_size": 14, "window_size": 112, "fullatt_block_indexes": special}
-        make = transformers.Qwen2_5_VLConfig
-        cls = transformers.Qwen2_5_VLForConditionalGeneration
+        config_class = transformers.Qwen2_5_VLConfig
+        model_class = transformers.Qwen2_5_VLForConditionalGeneration
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with device:
-            return cls(make(text_config=text, vision_config=encoder, **IDS)).eval()
+            return model_class(config_class(text_config=text, vision_config=encoder, **IDS)).eval()
     finally:
         torch.set_default_dtype(before)
 
 
 def inputs_for_shape(model: Any, grid: tuple[int, int], seed: int = 0) -> dict[str, torch.Tensor]:
-    """A picture of noise in the middle of a short prompt, as a processor would deliver it."""
+    """Inputs in a processor's format: a picture of noise with `grid` cells inside a short prompt."""
     generator = torch.Generator().manual_seed(seed)
     patch, count = model.config.vision_config.patch_size, grid[0] * grid[1]
     image, start, end = (IDS[f"{name}_token_id"] for name in ("image", "vision_start", "vision_end"))

@@ -1,4 +1,4 @@
-"""How sure a mean or a difference is: bootstrap intervals over items, and budgets read off a curve."""
+"""Bootstrap intervals of means and paired differences, and the budget at which a curve reaches a level."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from numpy.typing import ArrayLike, NDArray
 Values = NDArray[np.float64]
 
 LEVEL = 0.95
-_MOST_DRAWS = 4_000_000  # at once, 32 MB of indices
+_MOST_DRAWS = 4_000_000  # per chunk, 32 MB of indices
 
 
 class Interval(NamedTuple):
-    """A mean, and between what it lies in 95 of 100 resamplings of the items."""
+    """A mean and its 95 % bootstrap interval."""
 
     mean: float
     low: float
@@ -27,9 +27,9 @@ def mean_interval(values: ArrayLike, resamples: int = 2000, seed: int = 0) -> In
     """The mean of scores with its percentile bootstrap interval.
 
     Args:
-        values (`ArrayLike`): scores `[n]`, one an item.
-        resamples (`int`, *optional*, defaults to 2000): how often items are drawn anew.
-        seed (`int`, *optional*, defaults to 0): of the draws.
+        values (`ArrayLike`): scores `[n]`, one per item.
+        resamples (`int`, *optional*, defaults to 2000): number of bootstrap samples.
+        seed (`int`, *optional*, defaults to 0): of the random draws.
 
     Example:
 
@@ -46,10 +46,10 @@ def mean_interval(values: ArrayLike, resamples: int = 2000, seed: int = 0) -> In
 def paired_difference(ours: ArrayLike, theirs: ArrayLike, resamples: int = 2000, seed: int = 0) -> Interval:
     """The mean difference between two scores of the same items, with its percentile bootstrap interval.
 
-    Items are drawn in pairs: what is hard for both does not widen the interval.
+    Items are drawn in pairs, so that items that are hard for both sides do not widen the interval.
 
     Args:
-        ours, theirs (`ArrayLike`): scores `[n]`, in the same order of items.
+        ours, theirs (`ArrayLike`): scores `[n]`, with the items in the same order.
         resamples, seed (`int`, *optional*): as in [`mean_interval`].
 
     Example:
@@ -65,10 +65,10 @@ def paired_difference(ours: ArrayLike, theirs: ArrayLike, resamples: int = 2000,
 
 
 def mean_over_tasks(tasks: Sequence[ArrayLike], resamples: int = 2000, seed: int = 0) -> Interval:
-    """The mean of the means of tasks, each task counted alike however many items it has; items are drawn inside tasks.
+    """The mean of the task means, every task with the same weight; items are resampled within each task.
 
     Args:
-        tasks (`Sequence[ArrayLike]`): scores `[n]` of the items of each task.
+        tasks (`Sequence[ArrayLike]`): scores `[n]` of each task.
         resamples, seed (`int`, *optional*): as in [`mean_interval`].
 
     Example:
@@ -81,7 +81,7 @@ def mean_over_tasks(tasks: Sequence[ArrayLike], resamples: int = 2000, seed: int
     ```
     """
     if not tasks:
-        raise ValueError("there is no task to take the mean of")
+        raise ValueError("`tasks` is empty; give the scores of at least one task")
     if resamples < 1:
         raise ValueError(f"`resamples` must be at least 1, got {resamples}")
     rng = np.random.default_rng(seed)
@@ -94,30 +94,30 @@ def mean_over_tasks(tasks: Sequence[ArrayLike], resamples: int = 2000, seed: int
 def paired_difference_over_tasks(
     ours: Sequence[ArrayLike], theirs: Sequence[ArrayLike], resamples: int = 2000, seed: int = 0
 ) -> Interval:
-    """[`paired_difference`] over several tasks, each counted alike; arguments as there, one entry a task."""
+    """[`paired_difference`] over several tasks with the same weight; arguments as there, one entry per task."""
     if len(ours) != len(theirs):
-        raise ValueError(f"there are {len(ours)} and {len(theirs)} tasks; a paired difference needs the same ones")
+        raise ValueError(f"a paired difference needs the same tasks on both sides, got {len(ours)} and {len(theirs)}")
     return mean_over_tasks([_difference(*pair) for pair in zip(ours, theirs, strict=True)], resamples, seed)
 
 
 def _difference(ours: ArrayLike, theirs: ArrayLike) -> Values:
     first, second = _check(ours), _check(theirs)
     if first.shape != second.shape:
-        raise ValueError(f"there are {len(first)} and {len(second)} scores; a paired difference needs the same items")
+        raise ValueError(f"a paired difference needs the same items on both sides, got {len(first)} and {len(second)}")
     return first - second
 
 
 def _check(values: ArrayLike) -> Values:
     scores = np.asarray(values, dtype=np.float64)
     if scores.ndim != 1 or not len(scores):
-        raise ValueError(f"scores must be one row of at least one number, got the shape {scores.shape}")
+        raise ValueError(f"scores must be one row of at least one number, got shape {scores.shape}")
     if not np.isfinite(scores).all():
         raise ValueError("scores must be finite; leave out items that could not be measured, on both sides")
     return scores
 
 
 def _resampled_means(scores: Values, resamples: int, rng: np.random.Generator) -> Values:
-    """Means `[resamples]` of as many items, drawn with replacement, in parts that fit into memory."""
+    """Means `[resamples]` of bootstrap samples, in chunks that fit into memory."""
     step = max(1, _MOST_DRAWS // len(scores))
     means = np.empty(resamples)
     for first in range(0, resamples, step):
@@ -127,10 +127,10 @@ def _resampled_means(scores: Values, resamples: int, rng: np.random.Generator) -
 
 
 def budget_at(points: Sequence[tuple[float, float]], level: float) -> float | None:
-    """The smallest budget down to which a curve stays at or above a level, straight lines between what was measured.
+    """The smallest budget down to which a curve stays at or above a level, interpolated linearly.
 
-    The curve is followed from its largest budget down to where it first falls below the level; that it rises again
-    further down does not count. Nothing is guessed beyond the ends:
+    The curve is followed from its largest budget down to where it first falls below the level; a rise further down does
+    not count. There is no extrapolation:
 
     | the curve                           | gives                |
     |-------------------------------------|----------------------|

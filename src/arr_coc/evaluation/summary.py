@@ -1,4 +1,4 @@
-"""From records to what they say: means with intervals, differences, where each method gives in, what each row is."""
+"""Summarise records: means with intervals, paired differences, the budget each selector holds to, and failures."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from arr_coc.evaluation.statistics import (
     paired_difference_over_tasks,
 )
 
-# A method holds as long as it answers this share of what all tokens answer.
+# A selector holds as long as it reaches this share of the accuracy of all tokens.
 HOLDS = 0.95
-# Faster is at most this share of the time to the first token that all tokens take.
+# Faster means at most this share of the time to the first token with all tokens.
 FASTER = 0.95
 OPPONENT = "downsample"
 LOOKING = ("precision", "coverage", "overlap", "pointing")
@@ -31,20 +31,20 @@ Scores = dict[str, dict[tuple[str, str], dict[str, float]]]
 def summarise(
     records: Sequence[Record], times: Sequence[Mapping[str, Any]], selectors: Sequence[str], budgets: Sequence[str]
 ) -> dict[str, Any]:
-    """All that a report shows, as plain values.
+    """Everything that a report shows, as plain values.
 
-    Only items that every selector answered at every budget count, so that all rows stand on the same questions.
+    Only items that every selector answered at every budget count, so that all rows compare the same questions.
     """
     scores = _scores(records, "score", selectors, budgets)
     spent = {(row["selector"], row["budget"]): row for row in times}
     calls = [(name, budget) for name in selectors for budget in ([FULL] if name == FULL else budgets)]
-    by: dict[tuple[str, str], list[Record]] = defaultdict(list)
-    for one in records:
-        by[one.selector, one.budget].append(one)
-    made = (_row(name, budget, scores, spent, by[name, budget]) for name, budget in calls)
+    by_call: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    for record in records:
+        by_call[record.selector, record.budget].append(record)
+    made = (_row(name, budget, scores, spent, by_call[name, budget]) for name, budget in calls)
     rows = [row for row in made if row is not None]
     if not rows:
-        raise ValueError("there is nothing to report: no record was made")
+        raise ValueError("there is nothing to report: no record has these tasks, selectors and budgets")
     return {
         "items": {task: len(next(iter(by.values()))) for task, by in scores.items()},
         "rows": rows,
@@ -57,17 +57,17 @@ def summarise(
 
 
 def _scores(records: Sequence[Record], field: str, selectors: Sequence[str], budgets: Sequence[str]) -> Scores:
-    """task -> (selector, budget) -> item -> value, on the items that all have."""
-    found: Scores = defaultdict(lambda: defaultdict(dict))
+    """task -> (selector, budget) -> item -> value, on the items common to all."""
+    scores: Scores = defaultdict(lambda: defaultdict(dict))
     wanted = {(name, budget) for name in selectors for budget in ([FULL] if name == FULL else budgets)}
-    for one in records:
-        value = getattr(one, field)
-        if value is not None and (one.selector, one.budget) in wanted:
-            found[one.task][one.selector, one.budget][one.item] = value
-    for task, by in found.items():
+    for record in records:
+        value = getattr(record, field)
+        if value is not None and (record.selector, record.budget) in wanted:
+            scores[record.task][record.selector, record.budget][record.item] = value
+    for task, by in scores.items():
         common = set.intersection(*(set(items) for items in by.values()))
-        found[task] = {key: {item: items[item] for item in sorted(common)} for key, items in by.items()}
-    return {task: dict(by) for task, by in found.items() if next(iter(by.values()))}
+        scores[task] = {key: {item: items[item] for item in sorted(common)} for key, items in by.items()}
+    return {task: dict(by) for task, by in scores.items() if next(iter(by.values()))}
 
 
 def _values(scores: Scores, name: str, budget: str) -> dict[str, np.ndarray]:
@@ -81,16 +81,16 @@ def _row(
     budget: str,
     scores: Scores,
     spent: Mapping[tuple[str, str], Mapping[str, Any]],
-    own: Sequence[Record],
+    records: Sequence[Record],
 ) -> dict[str, Any] | None:
     """One selector at one budget over all tasks with answers."""
-    if not own:
+    if not records:
         return None
     row: dict[str, Any] = {
         "selector": name,
         "budget": budget,
-        "tokens": round(float(np.mean([one.tokens for one in own])), 1),
-        "share": round(float(np.mean([one.tokens / one.full for one in own])), 4),
+        "tokens": round(float(np.mean([record.tokens for record in records])), 1),
+        "share": round(float(np.mean([record.tokens / record.full for record in records])), 4),
         "times": dict(spent.get((name, budget), {})),
     }
     answered = _values(scores, name, budget)
@@ -108,32 +108,32 @@ def _row(
     return row
 
 
-def _rounded(found: tuple[float, float, float]) -> list[float]:
-    return [round(value, 4) for value in found]
+def _rounded(interval: tuple[float, float, float]) -> list[float]:
+    return [round(value, 4) for value in interval]
 
 
 def _successes(row: Mapping[str, Any]) -> list[str]:
-    """Which of the three successes a row is.
+    """Which of the three successes a row achieves.
 
-    The same accuracy is one whose difference from all tokens is not below zero for certain; faster is at least a
-    twentieth less time to the first token; better is above the picture made smaller, for certain.
+    The accuracy is the same if its difference from all tokens is not significantly below zero. Faster means at least
+    5 % less time to the first token; better means significantly above the downsampled picture.
     """
-    found = []
+    successes = []
     loss = row.get("minus_full")
     same = loss is not None and loss[2] >= 0
     if same and row["share"] < 1:
-        found.append(SUCCESSES[0])
+        successes.append(SUCCESSES[0])
     of_full = row["times"].get("of_full")
     if same and of_full is not None and of_full <= FASTER:
-        found.append(SUCCESSES[1])
+        successes.append(SUCCESSES[1])
     gain = row.get(f"minus_{OPPONENT}")
     if gain is not None and gain[1] > 0:
-        found.append(SUCCESSES[2])
-    return found
+        successes.append(SUCCESSES[2])
+    return successes
 
 
 def _task(by: Mapping[tuple[str, str], Mapping[str, float]]) -> dict[str, Any]:
-    """Means of a task with intervals, differences from ours, and who is best at each budget."""
+    """Means of a task with intervals, differences from our layer, and the best selector at each budget."""
     means: dict[str, dict[str, Any]] = defaultdict(dict)
     for (name, budget), items in by.items():
         values = np.array(list(items.values()))
@@ -143,7 +143,7 @@ def _task(by: Mapping[tuple[str, str], Mapping[str, float]]) -> dict[str, Any]:
             means[name][budget]["minus_ours"] = _rounded(paired_difference(values, np.array(list(ours.values()))))
     best: dict[str, str] = {}
     for budget in dict.fromkeys(budget for _, budget in by if budget != FULL):
-        # what is told the answer's place does not compete
+        # `oracle` is told where the answer is and does not compete
         rivals = {
             name: means[name][budget]["mean"][0]
             for name in means
@@ -154,54 +154,56 @@ def _task(by: Mapping[tuple[str, str], Mapping[str, float]]) -> dict[str, Any]:
 
 
 def _looking(records: Sequence[Record], selectors: Sequence[str], budgets: Sequence[str]) -> dict[str, Any]:
-    """Means of how well each looked, by task."""
-    found: dict[str, dict[str, dict[str, dict[str, float]]]] = defaultdict(lambda: defaultdict(dict))
+    """Mean looking measures by task, selector and budget."""
+    means: dict[str, dict[str, dict[str, dict[str, float]]]] = defaultdict(lambda: defaultdict(dict))
     for measure in LOOKING:
         values: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-        for one in records:
-            value = getattr(one, measure)
-            if value is not None and one.selector in selectors and one.budget in budgets:
-                values[one.task, one.selector, one.budget].append(value)
+        for record in records:
+            value = getattr(record, measure)
+            if value is not None and record.selector in selectors and record.budget in budgets:
+                values[record.task, record.selector, record.budget].append(value)
         for (task, name, budget), each in values.items():
-            found[task][name].setdefault(budget, {})[measure] = round(float(np.mean(each)), 4)
-    return {task: dict(by) for task, by in found.items()}
+            means[task][name].setdefault(budget, {})[measure] = round(float(np.mean(each)), 4)
+    return {task: dict(by) for task, by in means.items()}
 
 
 def _gives_in(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """The smallest share of tokens at which a method still holds; None if it does at no budget."""
+    """The smallest share of tokens at which a selector still holds; None if it holds at no budget."""
     full = next((row["accuracy"] for row in rows if row["selector"] == FULL and "accuracy" in row), None)
     points = {row["share"]: row["accuracy"] for row in rows if row["selector"] == name and "accuracy" in row}
     if full is None or not points:
         return None
-    found = budget_at(sorted(points.items()), HOLDS * full)
-    return None if found is None else round(found, 4)
+    share = budget_at(sorted(points.items()), HOLDS * full)
+    return None if share is None else round(share, 4)
 
 
 def _failures(records: Sequence[Record], budgets: Sequence[str]) -> dict[str, dict[str, dict[str, int]]]:
-    """Of our wrong answers, by budget and task: what was not looked at, by the scorer that misled, or was misread."""
-    found: dict[str, dict[str, Counter[str]]] = {budget: defaultdict(Counter) for budget in budgets}
-    for one in records:
-        if one.selector == OURS and one.budget in found and one.score is not None and one.score < 1:
-            found[one.budget][one.task][attribute(one)] += 1
-    return {budget: {task: dict(kinds) for task, kinds in by.items()} for budget, by in found.items()}
+    """Count why answers of our layer were wrong, by budget and task."""
+    counts: dict[str, dict[str, Counter[str]]] = {budget: defaultdict(Counter) for budget in budgets}
+    for record in records:
+        if record.selector == OURS and record.budget in counts and record.score is not None and record.score < 1:
+            counts[record.budget][record.task][attribute(record)] += 1
+    return {budget: {task: dict(kinds) for task, kinds in by.items()} for budget, by in counts.items()}
 
 
-def attribute(one: Record) -> str:
+def attribute(record: Record) -> str:
     """Why an answer was wrong, in words."""
-    if one.coverage is None:
+    if record.coverage is None:
         return "no boxes to tell by"
-    if one.coverage < LOOKED:
-        return f"not looked at, misled by {one.misled}" if one.misled else "not looked at"
+    if record.coverage < LOOKED:
+        return f"not looked at, misled by {record.misled}" if record.misled else "not looked at"
     return "seen but misread"
 
 
 def _percentile(spent: Mapping[tuple[str, str], Mapping[str, Any]], budget: str) -> float | None:
-    """Share of the peers that select in less time than ours; blind rules are no peers."""
+    """Share of the comparable selectors that select faster than our layer; plain rules do not count."""
     blind = ("random", "grid", "centre", "oracle", "downsample", "half-and-half")
-    others = {OURS, f"{OURS}@saccade", "untrained", FULL, "fastv", *blind}
-    peers: list[float] = [row["select_ms"] for (name, at), row in spent.items() if at == budget and name not in others]
-    own = spent.get((OURS, budget), {}).get("select_ms")
-    if own is None or not peers:
+    no_peers = {OURS, f"{OURS}@saccade", "untrained", FULL, "fastv", *blind}
+    peers: list[float] = [
+        row["select_ms"] for (name, at), row in spent.items() if at == budget and name not in no_peers
+    ]
+    ours = spent.get((OURS, budget), {}).get("select_ms")
+    if ours is None or not peers:
         return None
-    faster = sum(peer < float(own) for peer in peers)
+    faster = sum(peer < float(ours) for peer in peers)
     return round(faster / len(peers), 4)

@@ -1,6 +1,6 @@
-"""A task: examples under one name, opened by what names it.
+"""Tasks: named sets of examples, opened from a short description such as `scenes/color` or `jsonl:FILE`.
 
-| name                                             | examples                                              | metric   |
+| description                                      | examples                                              | metric   |
 |--------------------------------------------------|-------------------------------------------------------|----------|
 | `WORLD`, `WORLD/KIND`                            | drawn from test seeds: `scenes`, `pages/page_cell`    | `exact`  |
 | `photos:DIR`                                     | classes of photographs in COCO format, with boxes     | none     |
@@ -10,8 +10,8 @@
 | `pope:FILE,IMAGE_DIR`                            | POPE as published                                     | `yes-no` |
 
 The grammar is `KIND[:PATH[,PATH...]][?OPTION=VALUE[&OPTION=VALUE]]`; paths have no commas. The options are `metric`,
-for what has answers, and `name`, for tables: `jsonl:docvqa/val.jsonl?metric=anls&name=docvqa`. `refexp` and `photos`
-take what was held out from training (`val`, `validation`, `test`) of a folder, or a file that is named itself.
+for tasks with answers, and `name`, for tables: `jsonl:docvqa/val.jsonl?metric=anls&name=docvqa`. `refexp` and `photos`
+read the splits of a folder that are held out from training (`val`, `validation`, `test`), or a single file.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from arr_coc.evaluation.scoring import METRICS
 
 WORLD_COUNT = 500
 WORLD_SIDE = 512
-SHORTEST_SIDE = 128  # below, some worlds have no room for what they draw
+SHORTEST_SIDE = 128  # smaller pictures have no room for what some worlds draw
 _OPTIONS = ("metric", "name")
 
 
 @dataclass(frozen=True)
 class Task:
-    """Examples under one name.
+    """A named set of examples.
 
     Args:
         name (`str`): for tables.
         metric (`str`, *optional*): how answers are scored, a name of [`~arr_coc.evaluation.scoring.METRICS`]; None
             where the examples have no answers.
-        examples (`Examples`): always in the same order.
+        examples (`Examples`): in a fixed order.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Task:
 
 @dataclass(frozen=True)
 class _Form:
-    """A kind of files: the paths it needs, the metric of its answers, and what reads it."""
+    """A file format: the paths it needs, the metric of its answers, and its reader."""
 
     paths: tuple[str, ...]
     metric: str | None
@@ -80,7 +80,7 @@ _FORMS = {
 
 
 def list_tasks() -> list[str]:
-    """What a task can be named by.
+    """Descriptions that [`open_task`] accepts.
 
     Example:
 
@@ -95,12 +95,12 @@ def list_tasks() -> list[str]:
 
 
 def open_task(spec: str, limit: int | None = None, size: int | None = None) -> Task:
-    """A task by what names it; the same examples in the same order on every call.
+    """Open a task; it has the same examples in the same order on every call.
 
     Args:
         spec (`str`): as in the table above.
-        limit (`int`, *optional*): the first so many examples; by default all of a file, 500 of a world.
-        size (`int`, *optional*): pixels a side of a world's pictures, 512 by default. Files are given as they are.
+        limit (`int`, *optional*): number of examples; by default all of a file, 500 of a world.
+        size (`int`, *optional*): pixels a side of a world's pictures, 512 by default; files keep their size.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""Times: one picture at a time, after a warm-up, waiting for the device around every stage; apart from accuracy."""
+"""Measure times: one picture at a time, after a warm-up, with the device synchronised around every stage."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ from arr_coc.runtime.stopwatch import Stopwatch
 
 STAGES = ("encode", "select", "prefill")
 WARM_UP = 3
-DECODED = 8  # tokens whose time is divided by their number
+DECODED = 8  # tokens over which decoding is timed
 
 
 @torch.inference_mode()
 def time_contenders(
     opened: Opened, asked: Sequence[dict[str, Any]], contenders: Sequence[Contender], budget: str
 ) -> list[dict[str, Any]]:
-    """Median milliseconds of each stage and their spread, cache and memory, over inputs of one picture each.
+    """Median milliseconds of each stage and their spread, cache size and memory, over inputs of one picture each.
 
-    All take turns on every picture, so that a slow spell of the machine falls on all of them, with all tokens among
-    them: `of_full` is the ratio to those in the same run. `encode` is the vision encoder, `select` everything from its
-    tokens to the shorter prompt, `prefill` the language model up to the first logits. What chooses inside the language
-    model has its choice in `prefill`.
+    Contenders take turns on every picture, so that a slow spell of the machine affects all of them. `of_full` is the
+    ratio to all tokens in the same run. `encode` is the vision encoder, `select` everything from its tokens to the
+    shorter prompt, `prefill` the language model up to the first logits. A selector that works inside the language
+    model is timed in `prefill`.
     """
-    calls = [(one, FULL if one.name == FULL else budget) for one in contenders]
-    rows: dict[str, list[dict[str, float]]] = {one.name: [] for one in contenders}
-    for one, at in calls:
+    calls = [(contender, FULL if contender.name == FULL else budget) for contender in contenders]
+    runs: dict[str, list[dict[str, float]]] = {contender.name: [] for contender in contenders}
+    for contender, at in calls:
         for _ in range(WARM_UP):
-            _once(opened, asked[0], one, at)
+            _once(opened, asked[0], contender, at)
     gc.collect()
-    gc.disable()  # as `timeit` does: a collection falls on whichever call it meets
+    gc.disable()  # as `timeit` does: a collection would slow down whichever call it hits
     try:
         for inputs in asked:
-            for one, at in calls:
-                rows[one.name].append(_once(opened, inputs, one, at))
+            for contender, at in calls:
+                runs[contender.name].append(_once(opened, inputs, contender, at))
     finally:
         gc.enable()
-    full = statistics.median(row["first_token_ms"] for row in rows[FULL]) if FULL in rows else None
-    found = []
-    for one, at in calls:
-        row: dict[str, Any] = {"selector": one.name, "budget": at, "samples": len(asked)}
-        for name in rows[one.name][0]:
-            values = [each[name] for each in rows[one.name]]
+    full = statistics.median(run["first_token_ms"] for run in runs[FULL]) if FULL in runs else None
+    rows = []
+    for contender, at in calls:
+        row: dict[str, Any] = {"selector": contender.name, "budget": at, "samples": len(asked)}
+        for name in runs[contender.name][0]:
+            values = [run[name] for run in runs[contender.name]]
             row[name] = round(statistics.median(values), 3)
             if name.endswith("_ms"):
                 low, high = statistics.quantiles(values, n=4)[::2] if len(values) > 1 else (values[0], values[0])
                 row[f"{name}_iqr"] = round(high - low, 3)
         row["of_full"] = None if full is None else round(row["first_token_ms"] / full, 4)
-        row["decode_ms"] = round(_decode(opened, asked[0], one, at), 3)
-        row["peak_mb"] = _peak(opened, asked[0], one, at)
-        found.append(row)
-    return found
+        row["decode_ms"] = round(_decode(opened, asked[0], contender, at), 3)
+        row["peak_mb"] = _peak(opened, asked[0], contender, at)
+        rows.append(row)
+    return rows
 
 
 def _once(opened: Opened, inputs: dict[str, Any], contender: Contender, budget: str) -> dict[str, float]:
@@ -70,7 +70,7 @@ def _once(opened: Opened, inputs: dict[str, Any], contender: Contender, budget: 
 
 
 def _decode(opened: Opened, inputs: dict[str, Any], contender: Contender, budget: str) -> float:
-    """Milliseconds of one further token."""
+    """Milliseconds per generated token after the first."""
     watch = Stopwatch(opened.model.device)
     session = opened.session(open_family(opened.model), contender, budget)
     for name, count in (("warm", 2), ("one", 1), ("many", 1 + DECODED)):
@@ -81,7 +81,7 @@ def _decode(opened: Opened, inputs: dict[str, Any], contender: Contender, budget
 
 
 def _peak(opened: Opened, inputs: dict[str, Any], contender: Contender, budget: str) -> float | None:
-    """Megabytes on the device that a call takes beyond its inputs."""
+    """Peak device memory in megabytes that a call adds; None on the CPU."""
     if opened.model.device.type != "cuda":
         return None
     gc.collect()
@@ -93,5 +93,5 @@ def _peak(opened: Opened, inputs: dict[str, Any], contender: Contender, budget: 
 
 
 def cache_bytes(cache: Any) -> int:
-    """What keys and values of all layers take."""
+    """Bytes of the keys and values of all layers."""
     return sum(part.nbytes for layer in cache.layers for part in (layer.keys, layer.values) if part is not None)
