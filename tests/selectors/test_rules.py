@@ -177,7 +177,7 @@ def test_pictures_of_one_size_cannot_be_made_smaller():
     with pytest.raises(ValueError, match="`selector` must pick tokens of an encoded picture, got 'downsample'"):
         create_selector("half-and-half", selector="downsample")
     data = inputs_for("qwen3_vl", [("text", 2), ("image", (1, 16, 16)), ("text", 2)])
-    with pytest.raises(ValueError, match="the selector of the second half kept more than its 10 tokens"):
+    with pytest.raises(ValueError, match=r"kept .* tokens for a budget of 10; keep at most 10"):
         prepare(tiny_model("qwen3_vl"), data, create_selector("half-and-half", selector="full"), budget=16)
     with pytest.raises(ValueError, match="mode 'weight' scales by relevance"):
         prepare(tiny_model("qwen3_vl"), inputs_for("qwen3_vl", SMALL), create_selector("downsample"), mode="weight")

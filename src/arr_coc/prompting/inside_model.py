@@ -1,9 +1,9 @@
-"""Inside the language model: visual tokens leave it between two of its layers.
+"""Dropping visual tokens inside the language model, between two of its layers.
 
-All tokens enter. Hooks on the decoder layers, set for one call, read the attention of the prompt's last token, ask the
-selector, and hand the later layers a shorter prompt: hidden states, true positions and a mask of their own length. The
-cache then holds the full prompt in its first layers and the shorter one in the others, so that decoding needs the
-hooks too: transformers makes one mask, from the first layer's length.
+The first layers read all tokens. Hooks on the decoder layers, set for one call, compute the attention of the prompt's
+last token, ask the selector, and pass the later layers a shorter prompt: hidden states, true positions and a mask of
+that length. The cache then holds the full prompt in the first layers and the shorter one in the others. Decoding needs
+the hooks too, because transformers makes a single mask from the first layer's length.
 """
 
 from __future__ import annotations
@@ -34,72 +34,74 @@ from arr_coc.selectors.registry import selector_name
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """What of a prompt went on into the later layers.
+    """The columns of a prompt that the later layers read.
 
     Args:
         source (`Tensor` of shape `[B, L']`): columns of the full prompt, left-padded.
-        valid (`Tensor` of shape `[B, L']`): where they are not padding.
+        valid (`Tensor` of shape `[B, L']`): False where padded.
     """
 
     source: Tensor
     valid: Tensor
 
     def take(self, values: Tensor) -> Tensor:
-        """What stays `[B, L', ...]` of values `[B, L, ...]`, or of `[1, L, ...]` that all rows share."""
+        """Take these columns `[B, L', ...]` of values `[B, L, ...]`, or of `[1, L, ...]` that all rows share."""
         source = self.source.to(values.device)
         rows = values.expand(len(source), *values.shape[1:])
         return rows[torch.arange(len(source), device=source.device)[:, None], source]
 
 
 Cuts = MutableMapping[Any, Cut]
-Called = tuple[tuple[Any, ...], dict[str, Any]]
+CallArguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def last_token_attention(
-    attention: Any, hidden: Tensor, positions: tuple[Tensor, ...], last: Tensor, seen: Tensor
+    attention: Any, hidden: Tensor, positions: tuple[Tensor, ...], last: Tensor, mask: Tensor
 ) -> Tensor:
-    """Attention `[B, L]` that one token of each row pays all others, mean over heads, by any implementation.
+    """Attention `[B, L]` that the last token of each row pays to all tokens, mean over heads.
+
+    It is computed from queries and keys, so it works with every attention implementation.
 
     Args:
-        attention (`nn.Module`): of a decoder layer.
-        hidden (`Tensor` of shape `[B, L, D]`): what it was called with.
+        attention (`nn.Module`): attention module of a decoder layer.
+        hidden (`Tensor` of shape `[B, L, D]`): its input.
         positions (`tuple[Tensor, ...]`): cosines and sines `[B, L, d]` of the tokens' positions.
-        last (`Tensor` of shape `[B]`): columns of the tokens that pay.
-        seen (`Tensor` of shape `[B, L]`): where there is no padding.
+        last (`Tensor` of shape `[B]`): column of each row's last token.
+        mask (`Tensor` of shape `[B, L]`): False where padded.
     """
     rows = torch.arange(len(hidden), device=hidden.device)
     cosine, sine = (value.expand(len(hidden), -1, -1) for value in positions)
-    # one row of queries, all keys; [B, L, F] -> [B, heads, L, d]
+    # the queries of one token, the keys of all; [B, L, F] -> [B, heads, L, d]
     queries, keys = (
-        _heads(attention, name, states) for name, states in (("q", hidden[rows, last][:, None]), ("k", hidden))
+        _project(attention, name, states) for name, states in (("q", hidden[rows, last][:, None]), ("k", hidden))
     )
     queries, _ = apply_rotary_pos_emb(queries, queries, cosine[rows, last][:, None], sine[rows, last][:, None])
     keys, _ = apply_rotary_pos_emb(keys, keys, cosine, sine)
     groups = queries.unflatten(1, (keys.shape[1], -1)).squeeze(3).float()  # [B, heads of keys, group, d]
     weights = groups @ keys.float().mT * attention.scaling  # [B, heads of keys, group, L]
-    weights = weights.masked_fill(~seen[:, None, None], -torch.inf).softmax(dim=-1)
+    weights = weights.masked_fill(~mask[:, None, None], -torch.inf).softmax(dim=-1)
     mean: Tensor = weights.mean(dim=(1, 2))
     return mean
 
 
-def _heads(attention: Any, name: str, hidden: Tensor) -> Tensor:
-    """Queries or keys `[B, heads, L, d]` before they are turned, normalised where the family does."""
+def _project(attention: Any, name: str, hidden: Tensor) -> Tensor:
+    """Queries or keys `[B, heads, L, d]` before the rotary embedding, normalised if the model does so."""
     states = getattr(attention, f"{name}_proj")(hidden).unflatten(-1, (-1, attention.head_dim))
     norm = getattr(attention, f"{name}_norm", None)
     states = states if norm is None else norm(states)
-    turned: Tensor = states.transpose(1, 2)
-    return turned
+    by_head: Tensor = states.transpose(1, 2)
+    return by_head
 
 
 def check_inside(family: Family, selector: LanguageSelector, settings: Settings) -> None:
-    """Refuse what a selector inside the language model cannot do."""
+    """Raise `ValueError` if a selector inside the language model cannot work with this model and these settings."""
     name, language = selector_name(selector), family.inner.language_model
     if settings.mode != "prune":
         raise ValueError(f"{name!r} drops tokens inside the language model; use mode 'prune', not {settings.mode!r}")
-    others = set(getattr(language.config, "layer_types", None) or ()) - {"full_attention"}
-    if others:
+    other_types = set(getattr(language.config, "layer_types", None) or ()) - {"full_attention"}
+    if other_types:
         raise ValueError(
-            f"{name!r} needs full attention in every layer, this model has {', '.join(sorted(others))}; "
+            f"{name!r} needs full attention in every layer, this model has {', '.join(sorted(other_types))}; "
             "use a selector that picks tokens before the language model"
         )
     if not 1 <= selector.layer < len(language.layers):
@@ -107,34 +109,34 @@ def check_inside(family: Family, selector: LanguageSelector, settings: Settings)
 
 
 def check_decoding(family: Family, selector: LanguageSelector, kwargs: Inputs) -> None:
-    """Refuse ways to decode in which the layers of the cache would have to be of one length."""
+    """Raise `ValueError` for ways to decode that need the same length in all layers of the cache."""
     config = kwargs.get("generation_config") or family.target.generation_config
-    cached, looked_up = (
+    use_cache, lookup_tokens = (
         getattr(config, name, None) if kwargs.get(name) is None else kwargs[name]
         for name in ("use_cache", "prompt_lookup_num_tokens")
     )
     name = selector_name(selector)
-    if cached is False:
-        raise ValueError(f"{name!r} chooses once, for the prompt, and keeps it in the cache; drop use_cache=False")
-    if looked_up or kwargs.get("assistant_model") is not None:
+    if use_cache is False:
+        raise ValueError(f"{name!r} keeps its choice of tokens in the cache; drop use_cache=False")
+    if lookup_tokens or kwargs.get("assistant_model") is not None:
         raise ValueError(f"{name!r} decodes one token at a time; drop `assistant_model` and `prompt_lookup_num_tokens`")
 
 
 _CURRENT: ContextVar[InsideModel | None] = ContextVar("inside_model", default=None)
 
-# From the attention that each picture's tokens were paid to the cells of each that stay.
+# Takes the attention paid to the tokens of each picture, returns the cells of each that stay.
 Choose = Callable[[Sequence[Tensor]], list[Ints]]
 
 
 class InsideModel:
-    """A context in which one call of a model (`forward` or `generate`) loses visual tokens inside.
+    """A context in which one call of a model (`forward` or `generate`) drops visual tokens between two layers.
 
     Args:
         family (`Family`): the opened model.
-        selector (`LanguageSelector`): says after which layer.
-        prompt (`Prompt`, *optional*): of the call; without one it goes on from the cache of an earlier call.
-        choose (`Callable`): which cells of each picture stay, given the attention `[N]` that their tokens were paid.
-        cuts (`MutableMapping`): by cache, what went on into its later layers; filled when a prompt is read.
+        selector (`LanguageSelector`): names the layer.
+        prompt (`Prompt`, *optional*): the call's prompt; without one the call continues from an earlier cache.
+        choose (`Callable`): returns the cells of each picture that stay, given the attention `[N]` paid to its tokens.
+        cuts (`MutableMapping`): for each cache the columns in its later layers; filled when a prompt is read.
     """
 
     def __init__(
@@ -147,23 +149,23 @@ class InsideModel:
         self._language: Any = family.inner.language_model
         self._handles: list[RemovableHandle] = []
         self._token: Token[InsideModel | None] | None = None
-        # of the pass that is running: does it read the prompt, what goes on, what the later layers are called with
-        self._reads = False
-        self._cut: Cut | None = None
-        self._changed: dict[str, Any] = {}
-        self._levels: Sequence[Tensor] = ()
-        self._visual: Tensor | None = None
+        # state of the current forward pass
+        self._reads_prompt = False
+        self._cut: Cut | None = None  # the columns that stay
+        self._changed: dict[str, Any] = {}  # new arguments of the later layers
+        self._levels: Sequence[Tensor] = ()  # DeepStack levels of the prompt
+        self._visual: Tensor | None = None  # [B, L], True at visual tokens
 
     def _check_prompt(self, prompt: Prompt) -> None:
         if prompt.labels is not None:
-            raise ValueError("labels cannot lose the columns that leave inside the language model; drop `labels`")
+            raise ValueError("tokens dropped inside the language model have no logits for their labels; drop `labels`")
         visual = [self.family.token_id(kind) for kind in self.family.kinds]
         if np.isin(prompt.ids[np.arange(len(prompt.ids)), prompt.last_columns()], visual).any():
-            raise ValueError("the prompt ends in a picture, and its last token does the choosing; end it in text")
+            raise ValueError("the prompt ends in a picture, but its last token does the choosing; end it in text")
 
     @staticmethod
     def running(family: Family) -> bool:
-        """Whether this thread is inside a call of the model."""
+        """Whether this thread is already inside such a call of the model."""
         current = _CURRENT.get()
         return current is not None and current.family is family
 
@@ -188,20 +190,20 @@ class InsideModel:
         if self._token is not None:
             _CURRENT.reset(self._token)
 
-    def _begin(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Called | None:
-        """Before the language model: is this the prompt? Levels of later layers are kept back."""
-        if _CURRENT.get() is not self:  # another thread runs the same model
+    def _begin(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> CallArguments | None:
+        """Before the language model: check the prompt, and hold back the DeepStack levels of the later layers."""
+        if _CURRENT.get() is not self:  # another thread is running the same model
             return None
-        self._reads = self.prompt is not None and not self.kept
+        self._reads_prompt = self.prompt is not None and not self.kept
         self._cut, self._changed, self._levels = None, {}, ()
-        if self.prompt is None or not self._reads:
+        if self.prompt is None or not self._reads_prompt:
             return None
         cache, name = kwargs.get("past_key_values"), selector_name(self.selector)
         if getattr(cache, "is_compileable", False):
             raise ValueError(f"{name!r} gives the layers of a cache different lengths; use a dynamic cache")
         past = 0 if cache is None else cache.get_seq_length()
         if past or kwargs["inputs_embeds"].shape[1] != self.prompt.ids.shape[1]:
-            raise ValueError(f"{name!r} needs the whole prompt in one pass; drop `past_key_values` and chunks")
+            raise ValueError(f"{name!r} needs the whole prompt in one pass; drop `past_key_values` and chunked prefill")
         levels = kwargs.get("deepstack_visual_embeds")
         if not levels:
             return None
@@ -210,13 +212,13 @@ class InsideModel:
 
     @torch.no_grad()
     def _choose(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        """After the attention of the last layer that reads everything: which columns go on."""
-        if _CURRENT.get() is not self or self.prompt is None or not self._reads:
+        """After the last layer's attention that reads everything: choose the columns that stay."""
+        if _CURRENT.get() is not self or self.prompt is None or not self._reads_prompt:
             return
         hidden: Tensor = kwargs["hidden_states"]
         prompt, device = self.prompt, hidden.device
-        beams = len(hidden) // len(prompt.ids)  # rows next to each other that are one row of the prompt
-        paid = last_token_attention(
+        beams = len(hidden) // len(prompt.ids)  # adjacent rows that repeat one row of the prompt
+        attention = last_token_attention(
             module,
             hidden[::beams],
             tuple(value[::beams] for value in kwargs["position_embeddings"]),
@@ -224,26 +226,26 @@ class InsideModel:
             torch.from_numpy(prompt.mask).to(device),
         )
         places = [span.row * prompt.ids.shape[1] + span.columns for span in prompt.spans]
-        found = paid.flatten()[torch.from_numpy(np.concatenate(places)).to(device)]  # [B, L] -> [N]
-        chosen = self.choose(torch.split(found, [len(place) for place in places]))
+        visual = attention.flatten()[torch.from_numpy(np.concatenate(places)).to(device)]  # [B, L] -> [N]
+        chosen = self.choose(torch.split(visual, [len(place) for place in places]))
         self.kept = [(span.grid, cells) for span, cells in zip(prompt.spans, chosen, strict=True)]
         source, valid = (part.repeat_interleave(beams, dim=0) for part in choose_columns(prompt, chosen, device))
         self._cut = Cut(source, valid)
 
-    def _shorten(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Called | None:
-        """Before the first of the later layers: the tokens that go on, and what all later layers are called with."""
+    def _shorten(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments | None:
+        """Before the first of the later layers: drop tokens, and make the new arguments of all later layers."""
         if _CURRENT.get() is not self:
             return None
         cache, layer = kwargs.get("past_key_values"), self.selector.layer
         hidden, changed = args[0], dict[str, Any]()
-        known = None if cache is None else self.cuts.get(cache)
-        cut = self._cut if self._reads else known
+        earlier = None if cache is None else self.cuts.get(cache)
+        cut = self._cut if self._reads_prompt else earlier
         if cut is None:
             return None
-        if self._reads:
+        if self._reads_prompt:
             hidden = cut.take(hidden)
             changed["position_embeddings"] = tuple(map(cut.take, kwargs["position_embeddings"]))
-            if kwargs.get("position_ids") is not None:  # they tell packed sequences apart: a count without gaps
+            if kwargs.get("position_ids") is not None:  # a gap in them would mean the start of a packed sequence
                 changed["position_ids"] = (cut.valid.cumsum(dim=1) - 1).clamp(min=0)
             if cache is not None:
                 self.cuts[cache] = cut
@@ -259,15 +261,15 @@ class InsideModel:
         self._changed = changed
         return (hidden, *args[1:]), kwargs
 
-    def _replace(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Called | None:
-        """Before each later layer: positions and mask of what went on."""
+    def _replace(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments | None:
+        """Before each later layer: replace positions and mask."""
         return (args, kwargs | self._changed) if _CURRENT.get() is self else None
 
     def _add_level(self, place: int, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
-        """After a later layer: its level of DeepStack, for the tokens that went on."""
+        """After a later layer: add its DeepStack level to the tokens that stayed."""
         if _CURRENT.get() is not self or place >= len(self._levels) or self._cut is None or self._visual is None:
             return None
-        number = self._visual.flatten().cumsum(dim=0).view_as(self._visual) - 1  # [B, L], row of each in a level
+        number = self._visual.flatten().cumsum(dim=0).view_as(self._visual) - 1  # [B, L], each token's row in a level
         visual = self._cut.take(self._visual) & self._cut.valid.to(self._visual.device)  # [B, L']
         level = self._levels[place]
         added: Tensor = self._language._deepstack_process(

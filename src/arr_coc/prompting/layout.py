@@ -1,7 +1,7 @@
-"""The builder of the shorter prompt: which columns stay, whose positions they take, which features fill them.
+"""The layout of a prompt: where its pictures are, which columns stay, and with which positions and features.
 
-It is planned on the host with numpy: ids are small, one transfer beats one per row, and torch would wake all its
-threads for each of these steps.
+It is computed on the host with numpy: ids are small, one transfer is cheaper than one per row, and torch would start
+all its threads for each of these small steps.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from arr_coc.selectors.contract import Selection
 
 
 class Span(NamedTuple):
-    """One picture in the prompt: its kind, its grid, its row, its columns `[N]`, and where its features begin."""
+    """One picture in the prompt: kind, grid, row, columns `[N]`, and the offset of its features."""
 
     kind: str
     grid: Grid
@@ -36,9 +36,10 @@ class Prompt:
     """The full prompt on the host.
 
     Args:
-        ids, mask (`ndarray` of shape `[B, L]`): the tokens, and where they are not padding.
-        spans (`list[Span]`): its pictures, kind by kind, in the order of the prompt.
-        labels (`ndarray` of shape `[B, L]`, *optional*): what is to be learned.
+        ids (`ndarray` of shape `[B, L]`): the tokens.
+        mask (`ndarray` of shape `[B, L]`): False where padded.
+        spans (`list[Span]`): its pictures, images before clips, each kind in the order of the prompt.
+        labels (`ndarray` of shape `[B, L]`, *optional*): the tokens to learn.
     """
 
     ids: Ints
@@ -48,7 +49,7 @@ class Prompt:
 
     @property
     def count(self) -> int:
-        """How many visual tokens it has."""
+        """Number of visual tokens."""
         return sum(len(span.columns) for span in self.spans)
 
     def last_columns(self) -> Ints:
@@ -58,28 +59,31 @@ class Prompt:
 
 
 def read_prompt(family: Family, inputs: Inputs) -> Prompt:
-    """Find the pictures of a prompt, before the encoder keeps the device busy."""
+    """Find the pictures of a prompt."""
     if inputs.get("input_ids") is None:
-        raise ValueError("selecting tokens needs `input_ids`; `inputs_embeds` do not say where the pictures are")
+        raise ValueError("selecting tokens needs `input_ids`: `inputs_embeds` do not show where pictures are; pass ids")
     missing = [name for name in family.needs(inputs) if inputs.get(name) is None]
     if missing:
-        raise ValueError(f"`{missing[0]}` is missing; pass all that the processor gave")
+        raise ValueError(f"`{missing[0]}` is missing; pass all of the processor's output")
     ids = inputs["input_ids"].cpu().numpy()
     mask, labels = inputs.get("attention_mask"), inputs.get("labels")
     if mask is None and len(ids) > 1 and (ids == family.pad_id()).any():
-        raise ValueError("a batch with padding needs its `attention_mask`; pass what the processor gave")
-    seen = np.ones(ids.shape, dtype=bool) if mask is None else mask.bool().cpu().numpy()
-    spans = [span for kind in family.present(inputs) for span in _find_spans(family, kind, inputs, ids, seen)]
-    return Prompt(ids, seen, spans, None if labels is None else labels.cpu().numpy())
+        raise ValueError("a batch with padding needs its `attention_mask`; pass all of the processor's output")
+    valid = np.ones(ids.shape, dtype=bool) if mask is None else mask.bool().cpu().numpy()
+    spans = [span for kind in family.present(inputs) for span in _find_spans(family, kind, inputs, ids, valid)]
+    return Prompt(ids, valid, spans, None if labels is None else labels.cpu().numpy())
 
 
 def _find_spans(family: Family, kind: str, inputs: Inputs, ids: Ints, mask: Bools) -> list[Span]:
-    """Where each picture's tokens stand; token by token, since a clip may be split into a run per frame."""
+    """The columns of each picture's tokens, one by one: a clip may be split into a run of tokens per frame."""
     rows, columns = ((ids == family.token_id(kind)) & mask).nonzero()
     grids = family.grids(inputs, kind)
     total = sum(map(cell_count, grids))
     if len(rows) != total:
-        raise ValueError(f"the prompt has {len(rows)} {kind} placeholders, the {kind}s have {total} tokens")
+        raise ValueError(
+            f"the prompt has {len(rows)} {kind} placeholders, but its {kind}s have {total} tokens; "
+            "make both with one call of the processor"
+        )
     spans, offset = [], 0
     for grid in grids:
         count = cell_count(grid)
@@ -93,56 +97,59 @@ def _find_spans(family: Family, kind: str, inputs: Inputs, ids: Ints, mask: Bool
 
 
 def choose_columns(prompt: Prompt, kept: Sequence[Ints], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Columns `[B, L']` of the full prompt that each token of the shorter one comes from, and where it is not padding.
+    """For each token of the shorter prompt, its column in the full one `[B, L']`, and a mask that is False at padding.
 
     Args:
-        prompt (`Prompt`): the full one.
+        prompt (`Prompt`): the full prompt.
         kept (`Sequence[ndarray]`): for each span the cells `[K]` whose places its tokens take, in the order of the
             shorter prompt; tokens stay within the run of their frame.
-        device (`torch.device`): where the result goes.
+        device (`torch.device`): device of the result.
     """
     text = prompt.mask.copy()
     for span in prompt.spans:
         text[span.row, span.columns] = False
-    columns = [[line.nonzero()[0]] for line in text]
-    order = [[line[0].astype(np.float64)] for line in columns]
+    columns = [[row.nonzero()[0]] for row in text]  # for each row its text, then the tokens of each picture
+    sort_keys = [[row[0].astype(np.float64)] for row in columns]
     for span, cells in zip(prompt.spans, kept, strict=True):
-        a_frame = span.grid[1] * span.grid[2]
-        first = span.columns[cells // a_frame * a_frame]  # where the run of the frame begins
+        frame_size = span.grid[1] * span.grid[2]
+        first = span.columns[cells // frame_size * frame_size]  # start of the frame's run
         columns[span.row].append(span.columns[cells])
-        order[span.row].append(first + np.arange(len(cells)) / (len(cells) + 1))
-    lines = [
-        np.concatenate(line)[np.concatenate(keys).argsort(kind="stable")]
-        for line, keys in zip(columns, order, strict=True)
+        # fractions below 1 keep the tokens in this order, and before the text that follows
+        sort_keys[span.row].append(first + np.arange(len(cells)) / (len(cells) + 1))
+    rows = [
+        np.concatenate(row)[np.concatenate(keys).argsort(kind="stable")]
+        for row, keys in zip(columns, sort_keys, strict=True)
     ]
-    longest = max(map(len, lines))
+    longest = max(map(len, rows))
     # left padding: the prompt's last token stays last
-    source = np.stack([np.pad(line, (longest - len(line), 0)) for line in lines])
-    valid = np.arange(longest) >= longest - np.array([len(line) for line in lines])[:, None]
+    source = np.stack([np.pad(row, (longest - len(row), 0)) for row in rows])
+    valid = np.arange(longest) >= longest - np.array([len(row) for row in rows])[:, None]
     return torch.from_numpy(source).to(device), torch.from_numpy(valid).to(device)
 
 
 def check_selections(spans: Sequence[Span], selections: Sequence[Selection]) -> list[Ints]:
-    """The chosen cells on the host, in one transfer; what breaks the contract is refused.
+    """Check selections and return their cells on the host, in one transfer.
 
-    Cells ascend, but with `features` of their own only within each frame's run.
+    Cells must ascend. With replacement `features`, only their frames must.
     """
     if len(selections) != len(spans):
-        raise ValueError(f"the selector gave {len(selections)} selections for {len(spans)} pictures")
+        raise ValueError(
+            f"the selector returned {len(selections)} selections for {len(spans)} pictures; return one for each"
+        )
     if any(selection.indices.dtype != torch.long or selection.indices.ndim != 1 for selection in selections):
         raise ValueError("`Selection.indices` must be a one-dimensional tensor of int64")
     ends = np.cumsum([len(selection.indices) for selection in selections])[:-1]
     chosen = np.split(torch.cat([selection.indices for selection in selections]).cpu().numpy(), ends)
     for span, selection, cells in zip(spans, selections, chosen, strict=True):
-        total, a_frame = len(span.columns), span.grid[1] * span.grid[2]
+        total, frame_size = len(span.columns), span.grid[1] * span.grid[2]
         if not len(cells) or cells.min() < 0 or cells.max() >= total:
             raise ValueError(f"`Selection.indices` must name at least one of {total} cells, and none beyond them")
-        order = cells if selection.features is None else cells // a_frame
+        order = cells if selection.features is None else cells // frame_size
         if (np.diff(order) < (selection.features is None)).any():
             raise ValueError("`Selection.indices` must ascend, each cell once")
         rows = [selection.features, selection.gate, *(selection.deepstack or ())]
         if any(row is not None and len(row) != len(cells) for row in rows):
-            raise ValueError(f"a selection of {len(cells)} cells must have as many features, levels and gates")
+            raise ValueError(f"a selection of {len(cells)} cells needs as many rows in features, deepstack and gate")
     return chosen
 
 
@@ -156,28 +163,28 @@ def build(
     chosen: Sequence[Ints],
     mode: Mode,
 ) -> dict[str, Any]:
-    """Arguments of the shorter prompt, given the positions `[P, B, L]` of the full one."""
+    """The model's arguments for the shorter prompt, given the positions `[P, B, L]` of the full one."""
     ids: Tensor = inputs["input_ids"]
     source, valid = choose_columns(prompt, chosen, ids.device)
     short_mask = valid.long()
     short_positions = positions.gather(2, source.expand(positions.shape[0], -1, -1)) * valid
     mask = inputs.get("attention_mask")
-    # decoding goes on where the full prompt ended
+    # decoding continues after the last position of the full prompt
     next_position = (positions if mask is None else positions * mask.bool()).amax(dim=(0, 2)) + 1  # [B]
-    passed = {name: value for name, value in inputs.items() if name not in family.consumed}
-    passed |= {
+    arguments = {name: value for name, value in inputs.items() if name not in family.consumed}
+    arguments |= {
         "input_ids": ids.gather(1, source).masked_fill(~valid, family.pad_id()),
         "attention_mask": short_mask,
         **family.place(short_mask, short_positions, next_position),
-        "mm_encoder_outputs": _features(family, encoded, prompt.spans, selections, mode),
+        "mm_encoder_outputs": _gather_features(family, encoded, prompt.spans, selections, mode),
     }
     if inputs.get("labels") is not None:
-        passed["labels"] = inputs["labels"].gather(1, source).masked_fill(~valid, -100)
-    return passed
+        arguments["labels"] = inputs["labels"].gather(1, source).masked_fill(~valid, -100)
+    return arguments
 
 
 def encode_full(family: Family, inputs: Inputs, prompt: Prompt) -> dict[str, Any]:
-    """Arguments of the full prompt as they are, with the pictures encoded instead of their pixels."""
+    """The model's arguments for the full prompt, with features in place of pixels."""
     features = {}
     for kind in family.present(inputs):
         counts = [len(span.columns) for span in prompt.spans if span.kind == kind]
@@ -185,39 +192,40 @@ def encode_full(family: Family, inputs: Inputs, prompt: Prompt) -> dict[str, Any
         levels = [list(torch.split(level, counts)) for level in encoded.deepstack]
         features[kind] = family.wrap(list(torch.split(encoded.features, counts)), levels)
     pixels = set(family.pixel_names.values())
-    passed = {name: value for name, value in inputs.items() if name not in pixels}
-    return {**passed, **family.completed(inputs), "mm_encoder_outputs": features}
+    arguments = {name: value for name, value in inputs.items() if name not in pixels}
+    return {**arguments, **family.completed(inputs), "mm_encoder_outputs": features}
 
 
-def _features(
+def _gather_features(
     family: Family, encoded: dict[str, Encoded], spans: Sequence[Span], selections: Sequence[Selection], mode: Mode
 ) -> dict[str, Any]:
-    """Rows of the kept tokens, of every level, in the order of the prompt."""
+    """Feature rows of the kept tokens, on every level, in the order of the prompt."""
     outputs = {}
-    for kind, own in encoded.items():
+    for kind, full in encoded.items():
         features: list[Tensor] = []
-        levels: list[list[Tensor]] = [[] for _ in own.deepstack]
+        levels: list[list[Tensor]] = [[] for _ in full.deepstack]
         for span, selection in zip(spans, selections, strict=True):
             if span.kind != kind:
                 continue
             rows: Tensor | slice = span.offset + selection.indices
-            if len(selection.indices) == len(span.columns):  # all of them: nothing to copy
+            if len(selection.indices) == len(span.columns):  # all tokens: a slice copies nothing
                 rows = slice(span.offset, span.offset + len(span.columns))
             scale = _scale(selection, mode)
-            replaced = selection.deepstack or [level[rows] for level in own.deepstack]
-            chosen = [own.features[rows] if selection.features is None else selection.features, *replaced]
+            deepstack = selection.deepstack or [level[rows] for level in full.deepstack]
+            kept = [full.features[rows] if selection.features is None else selection.features, *deepstack]
             if scale is not None:
-                chosen = [value * scale.to(value.dtype)[:, None] for value in chosen]
-            features.append(chosen[0])
-            for level, value in zip(levels, chosen[1:], strict=True):
+                kept = [value * scale.to(value.dtype)[:, None] for value in kept]
+            features.append(kept[0])
+            for level, value in zip(levels, kept[1:], strict=True):
                 level.append(value)
         outputs[kind] = family.wrap(features, levels)
     return outputs
 
 
 def _scale(selection: Selection, mode: Mode) -> Tensor | None:
+    """Factor `[K]` of the kept tokens: their relevance in mode `weight`, else the gate, if there is one."""
     if mode != "weight":
         return selection.gate
     if selection.output is None:
-        raise ValueError("mode 'weight' scales by relevance, which this selector does not give; use 'arr-coc'")
+        raise ValueError("mode 'weight' scales by relevance, which this selector does not compute; use 'arr-coc'")
     return selection.output.relevance.flatten()

@@ -16,24 +16,24 @@ from arr_coc.selectors.contract import LayerReader, Selection, TokenSelector, Vi
 
 
 class Pruning(Shortening):
-    """Encode everything, keep the tokens that a selector picks, each at its true position.
+    """Encodes everything and keeps the tokens that a selector picks, each at its true position.
 
     Args:
         family, inputs, settings: as in [`Shortening`].
-        selector (`TokenSelector`): picks them.
+        selector (`TokenSelector`): picks the tokens.
     """
 
     def __init__(self, family: Family, inputs: Inputs, settings: Settings, selector: TokenSelector) -> None:
         super().__init__(family, inputs, settings)
         self.selector = selector
-        # all of them are asked for where relevance only scales them
+        # mode `weight` keeps all tokens and only scales them
         self.budget: Budget | None = 1.0 if settings.mode == "weight" else settings.budget
         self.encoded: dict[str, Encoded] = {}
         self.selections: list[Selection] = []
         self.chosen: list[Ints] = []
 
     def read(self) -> None:
-        """Lay out the prompt."""
+        """Find pictures, question and positions."""
         self.prompt = read_prompt(self.family, self.inputs)
         self._read_text()
 
@@ -42,12 +42,12 @@ class Pruning(Shortening):
         self.positions = self.family.positions(self.inputs)
 
     def encode(self) -> None:
-        """All pictures, keeping the encoder layers that the selector reads."""
+        """Encode all pictures, and record the encoder layers that the selector reads."""
         for kind in self.family.present(self.inputs):
             self.encoded[kind] = self.family.encode(self.inputs, kind, self.selector.encoder_layers)
 
     def choose(self) -> None:
-        """One query per picture, one selection each."""
+        """Ask the selector for one selection per picture."""
         queries = self._queries()
         self.selector.check(queries)
         self.selections = self._select(queries)
@@ -57,12 +57,12 @@ class Pruning(Shortening):
         return self.selector.select(queries, self.budget)
 
     def _queries(self) -> list[VisualQuery]:
-        """What the selector is asked, in the order of the spans."""
+        """One query per picture, in the order of the spans."""
         pictures: list[Tensor | None] = []
         for kind in self.encoded:
             count = sum(span.kind == kind for span in self.prompt.spans)
-            shown = self.family.pictures(self.inputs, kind) if self.selector.needs_picture else None
-            pictures += [None] * count if shown is None else shown
+            pixels = self.family.pictures(self.inputs, kind) if self.selector.needs_picture else None
+            pictures += [None] * count if pixels is None else pixels
         queries = []
         for span, picture in zip(self.prompt.spans, pictures, strict=True):
             encoded = self.encoded[span.kind]
@@ -74,8 +74,8 @@ class Pruning(Shortening):
                     span.grid,
                     self.words[span.row].to(features),
                     picture=picture,
-                    attention_reader=None if encoded.reader is None else _part(encoded.reader.attention, rows),
-                    key_reader=None if encoded.reader is None else _part(encoded.reader.keys, rows),
+                    attention_reader=None if encoded.reader is None else _read_rows(encoded.reader.attention, rows),
+                    key_reader=None if encoded.reader is None else _read_rows(encoded.reader.keys, rows),
                     deepstack=tuple(level[rows].detach() for level in encoded.deepstack),
                     details=self.settings.details,
                 )
@@ -83,7 +83,7 @@ class Pruning(Shortening):
         return queries
 
     def build(self) -> Shortened:
-        """The columns that stay, with their positions and features."""
+        """Build the prompt from the columns that stay, with their positions and features."""
         inputs = build(
             self.family, self.inputs, self.prompt, self.positions, self.encoded, self.selections, self.chosen,
             self.settings.mode,
@@ -94,24 +94,24 @@ class Pruning(Shortening):
 
 
 class KeepingAll(Shortening):
-    """Encode everything and leave the prompt as it is, for selectors inside the language model."""
+    """Encodes everything and leaves the prompt as it is, for selectors inside the language model."""
 
     def read(self) -> None:
         """Find the pictures."""
         self.prompt = read_prompt(self.family, self.inputs)
 
     def encode(self) -> None:
-        """All pictures."""
+        """Encode all pictures."""
         self.encoded = encode_full(self.family, self.inputs, self.prompt)
 
     def choose(self) -> None:
-        """Nothing yet: the language model reads everything first."""
+        """Nothing to choose yet: the first layers of the language model read everything."""
 
     def build(self) -> Shortened:
-        """The same prompt, with its pictures encoded."""
+        """The same prompt, with features in place of pixels."""
         return self.keep_all()._replace(inputs=self.encoded)
 
 
-def _part(read: LayerReader, rows: slice) -> LayerReader:
-    """A reader of one picture's cells."""
+def _read_rows(read: LayerReader, rows: slice) -> LayerReader:
+    """Limit a reader to the cells of one picture."""
     return lambda layer: read(layer)[rows]

@@ -1,9 +1,8 @@
-"""Which words are the query: the user's question, found through the structure of the chat template.
+"""Finding the question in a prompt, by the markers of the chat template.
 
-It is the text of the *last* user turn, after its last picture; all text of that turn if the picture comes last; in a
-later turn without a picture, that turn's text. The system prompt, the template's own words, special tokens and the
-answer (labels) never count. A prompt without chat markers is taken as a whole: what follows the last picture, or all
-text if nothing does.
+The question is the text of the *last* user turn: what follows its last picture, or all of its text if nothing does or
+the turn has no picture. The system prompt, the template's own words, special tokens and the answer (labels) never
+count. A prompt without chat markers is treated as one turn.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class ChatTokens:
     Args:
         start (`int`, *optional*): `<|im_start|>`.
         end (`int`, *optional*): `<|im_end|>`.
-        user (`tuple[int, ...]`, *optional*): the word `user` after a start.
+        user (`tuple[int, ...]`, *optional*): the role `user` after a start.
         newline (`int`, *optional*): the line break after the role.
 
     Example:
@@ -61,21 +60,21 @@ class ChatTokens:
 def find_question(
     ids: Ints, mask: Bools, visual: Bools, special: set[int], chat: ChatTokens, labels: Ints | None = None
 ) -> Bools:
-    """Boolean mask `[B, L]` of the words that are asked.
+    """Boolean mask `[B, L]` of the question's words.
 
     Args:
         ids (`ndarray` of shape `[B, L]`): the full prompt.
         mask (`ndarray` of shape `[B, L]`): False where padded.
         visual (`ndarray` of shape `[B, L]`): True at visual tokens.
-        special (`set[int]`): ids that are no words.
-        chat (`ChatTokens`): the markers.
-        labels (`ndarray` of shape `[B, L]`, *optional*): -100 everywhere but in the answer.
+        special (`set[int]`): ids that are not words.
+        chat (`ChatTokens`): the chat markers.
+        labels (`ndarray` of shape `[B, L]`, *optional*): -100 everywhere except in the answer.
     """
     words = mask & ~visual & ~np.isin(ids, sorted({chat.start, chat.end, *special}))
-    found = np.zeros_like(words)
+    question = np.zeros_like(words)
     for row in range(len(ids)):
         if labels is not None and (words[row] & (labels[row] == -100)).any():
-            words[row] &= labels[row] == -100  # some collators learn the whole prompt: then labels tell nothing
+            words[row] &= labels[row] == -100  # some collators label the whole prompt, which says nothing
         begin, end = _last_user_turn(ids[row], chat)
         turn = np.zeros_like(words[row])
         turn[begin:end] = True
@@ -88,12 +87,12 @@ def find_question(
             asked = words[row] & turn
         if not asked.any():
             asked = words[row]
-        found[row] = asked
-    return found
+        question[row] = asked
+    return question
 
 
 def _last_user_turn(ids: Ints, chat: ChatTokens) -> tuple[int, int]:
-    """Where the text of the last user turn begins and ends; the whole prompt if there are no markers."""
+    """Start and end of the last user turn's text; the whole prompt if there are no markers."""
     for start in (ids == chat.start).nonzero()[0][::-1]:
         begin = int(start) + 1 + len(chat.user)
         if tuple(ids[start + 1 : begin]) == chat.user:
@@ -112,7 +111,7 @@ def find_query(
     query: Sequence[Tensor] | None = None,
     chat: ChatTokens | None = None,
 ) -> list[Tensor]:
-    """Ids `[Q]` of the words that each row asks: those given as `query`, or those found in the prompt `[B, L]`."""
+    """Token ids `[Q]` of each row's question: those given as `query`, or those found in the prompt `[B, L]`."""
     rows = len(ids)
     if query is None:
         visual = np.isin(ids, [family.token_id(kind) for kind in family.kinds])
@@ -127,5 +126,5 @@ def find_query(
 
 @torch.no_grad()
 def embed_question(family: Family, question: Sequence[Tensor], device: torch.device, layers: int = 0) -> list[Tensor]:
-    """Embeddings `[Q, D]` of the ids `[Q]` of each question, after so many layers of the language model."""
+    """Embeddings `[Q, D]` of each question's ids `[Q]`, after this many layers of the language model."""
     return [family.embed_words(ids.to(device), layers) for ids in question]

@@ -1,4 +1,4 @@
-"""Selectors that change the picture: a smaller one is read, alone or beside tokens of the full one."""
+"""Selectors that resize the picture: the model reads a smaller one, alone or with tokens of the full one."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from arr_coc.selectors.rules import FullSelector
 
 
 class SmallerPicture(Pruning):
-    """Have a smaller picture read, and beside it the tokens of the full one that a second selector picks.
+    """Replaces the picture by a smaller one, and adds tokens of the full one that a second selector picks.
 
     Args:
         family, inputs, settings: as in [`Shortening`].
-        selector (`PictureSelector`): says how small.
+        selector (`PictureSelector`): decides how small.
     """
 
     def __init__(self, family: Family, inputs: Inputs, settings: Settings, selector: PictureSelector) -> None:
         if settings.mode == "weight":
-            raise ValueError("mode 'weight' scales by relevance, which this selector does not give; use 'arr-coc'")
+            raise ValueError("mode 'weight' scales by relevance, which this selector does not compute; use 'arr-coc'")
         super().__init__(family, inputs, settings, selector.beside or FullSelector())
         self.resizer = selector
         self.plans: list[tuple[Grid, int]] = []
         self.small: dict[str, Encoded] = {}
 
     def read(self) -> None:
-        """Lay out the prompt; of the smaller pictures, where nothing is read beside them."""
-        self.prompt = self.given = read_prompt(self.family, self.inputs)
+        """Plan the sizes. If no tokens of the full pictures are needed, the smaller pictures replace them."""
+        self.prompt = self.full_prompt = read_prompt(self.family, self.inputs)
         self.plans = [self.resizer.plan(span.grid, self.settings.budget) for span in self.prompt.spans]
         if not any(count for _, count in self.plans):
             self.inputs = resize_prompt(self.family, self.inputs, self.prompt, [grid for grid, _ in self.plans])
@@ -52,7 +52,7 @@ class SmallerPicture(Pruning):
         self._read_text()
 
     def encode(self) -> None:
-        """The full pictures, and the smaller ones if both are read."""
+        """Encode the pictures of the prompt, and the smaller ones if both are read."""
         super().encode()
         if self.plans:
             self.small = encode_small(self.family, self.inputs, self.prompt, [grid for grid, _ in self.plans])
@@ -63,26 +63,25 @@ class SmallerPicture(Pruning):
         return select_beside(self.prompt, self.encoded, self.small, self.selector, self.plans, queries)
 
     def build(self) -> Shortened:
-        """The shorter prompt; `full` counts the tokens of the pictures as they were given."""
-        return super().build()._replace(full=self.given.count)
+        """Build the prompt; `full` counts the tokens of the original pictures."""
+        return super().build()._replace(full=self.full_prompt.count)
 
 
 def resize_prompt(family: Family, inputs: Inputs, prompt: Prompt, grids: Sequence[Grid]) -> dict[str, Any]:
-    """The prompt as a processor would have made it for pictures of these grids."""
+    """The prompt that the processor would make for pictures of these grids."""
     changed = restate_prompt(family, inputs, prompt, grids)
     for kind in family.present(inputs):
-        own = [grid for span, grid in zip(prompt.spans, grids, strict=True) if span.kind == kind]
-        changed |= family.resize(inputs, kind, own)
+        changed |= family.resize(inputs, kind, _grids_of_kind(prompt, grids, kind))
     return changed
 
 
 def restate_prompt(family: Family, inputs: Inputs, prompt: Prompt, grids: Sequence[Grid]) -> dict[str, Any]:
-    """The prompt with as many placeholders as pictures of these grids have tokens; their pixels stay as they are."""
+    """The prompt with the placeholders of pictures of these grids; the pixels stay as they are."""
     kept = []
     for span, (frames, rows, columns) in zip(prompt.spans, grids, strict=True):
-        a_frame = span.grid[1] * span.grid[2]
-        places = np.minimum(np.arange(rows * columns), a_frame - 1)  # of more tokens than there were, the last again
-        kept.append((np.arange(frames)[:, None] * a_frame + places).ravel())
+        frame_size = span.grid[1] * span.grid[2]
+        places = np.minimum(np.arange(rows * columns), frame_size - 1)  # a larger grid repeats the last placeholder
+        kept.append((np.arange(frames)[:, None] * frame_size + places).ravel())
     ids: Tensor = inputs["input_ids"]
     inputs = {name: value for name, value in inputs.items() if name != "position_ids"} | family.completed(inputs)
     source, valid = choose_columns(prompt, kept, ids.device)
@@ -91,17 +90,20 @@ def restate_prompt(family: Family, inputs: Inputs, prompt: Prompt, grids: Sequen
         if inputs.get(name) is not None:
             changed[name] = inputs[name].gather(1, source).masked_fill(~valid, padding)
     for kind in family.present(inputs):
-        own = [grid for span, grid in zip(prompt.spans, grids, strict=True) if span.kind == kind]
-        changed |= family.state_grids(kind, own, ids.device)
+        changed |= family.state_grids(kind, _grids_of_kind(prompt, grids, kind), ids.device)
     return {**inputs, **changed}
+
+
+def _grids_of_kind(prompt: Prompt, grids: Sequence[Grid], kind: str) -> list[Grid]:
+    return [grid for span, grid in zip(prompt.spans, grids, strict=True) if span.kind == kind]
 
 
 def encode_small(family: Family, inputs: Inputs, prompt: Prompt, grids: Sequence[Grid]) -> dict[str, Encoded]:
     """Encode the pictures at smaller grids."""
     encoded = {}
     for kind in family.present(inputs):
-        own = [grid for span, grid in zip(prompt.spans, grids, strict=True) if span.kind == kind]
-        encoded[kind] = family.encode({**inputs, **family.resize(inputs, kind, own)}, kind)
+        resized = family.resize(inputs, kind, _grids_of_kind(prompt, grids, kind))
+        encoded[kind] = family.encode({**inputs, **resized}, kind)
     return encoded
 
 
@@ -113,9 +115,10 @@ def select_beside(
     plans: Sequence[tuple[Grid, int]],
     queries: Sequence[VisualQuery],
 ) -> list[Selection]:
-    """Tokens of the smaller pictures, each at the place of the full cell nearest to its middle, then those beside it.
+    """Join the tokens of each smaller picture with those that `selector` picks from the full one.
 
-    The language model knows the spacing of the full picture's tokens, so the smaller one's are placed on its scale.
+    The language model knows the spacing of the full picture's tokens, so a token of the smaller picture takes the place
+    of the full cell nearest to its middle.
     """
     beside = select_counts(selector, queries, [count for _, count in plans])
     selections, offsets = [], dict.fromkeys(small, 0)
@@ -129,11 +132,11 @@ def select_beside(
             rows = span.offset + chosen.indices
             full = encoded[span.kind]
             gate = 1 if chosen.gate is None else chosen.gate.to(overview.dtype)[:, None]
-            # methods that merge tokens bring rows of their own
+            # methods that merge tokens return replacement rows
             features = full.features[rows] if chosen.features is None else chosen.features
             beside_levels = chosen.deepstack or [level[rows] for level in full.deepstack]
             overview = torch.cat([overview, features * gate])
-            levels = [torch.cat([level, own * gate]) for level, own in zip(levels, beside_levels, strict=True)]
+            levels = [torch.cat([level, added * gate]) for level, added in zip(levels, beside_levels, strict=True)]
             places = torch.cat([places, chosen.indices])
         # a clip is read frame by frame
         order = (places // (span.grid[1] * span.grid[2])).argsort(stable=True)
@@ -144,18 +147,23 @@ def select_beside(
 def select_counts(
     selector: TokenSelector, queries: Sequence[VisualQuery], counts: Sequence[int]
 ) -> list[Selection | None]:
-    """Choose each picture's own number of tokens; pictures with the same number are chosen together."""
-    found: list[Selection | None] = [None] * len(queries)
+    """Select a different number of tokens from each picture, with one call for each number; None for 0 tokens."""
+    selections: list[Selection | None] = [None] * len(queries)
     for count in sorted(set(counts) - {0}):
-        chosen = selector.select(queries, count)
-        if any(len(new.indices) > count for new, own in zip(chosen, counts, strict=True) if own == count):
-            raise InvalidSelectorError(f"the selector of the second half kept more than its {count} tokens")
-        found = [new if own == count else old for old, new, own in zip(found, chosen, counts, strict=True)]
-    return found
+        for place, (selection, wanted) in enumerate(zip(selector.select(queries, count), counts, strict=True)):
+            if wanted != count:
+                continue
+            kept = len(selection.indices)
+            if kept > count:
+                raise InvalidSelectorError(
+                    f"the selector kept {kept} tokens for a budget of {count}; keep at most {count}"
+                )
+            selections[place] = selection
+    return selections
 
 
 def nearest_cells(small: Grid, full: Grid) -> Tensor:
-    """For each cell of a smaller grid the index `[n]` of the cell of the full one that is nearest to its middle.
+    """For each cell of a smaller grid, the index `[n]` of the full grid's cell nearest to its middle.
 
     Example:
 

@@ -1,9 +1,14 @@
-"""Mode `"saccade"`: encode the whole picture small, ask where it matters, and encode full resolution only there."""
+"""Mode `saccade`: encode the whole picture small, ask where it matters, and encode full resolution only there.
+
+The prompt gets the tokens of the gestalt (the small picture) and of the saccades (the chosen cells), each at the
+position of its cell in the full picture.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,18 +30,20 @@ from arr_coc.selectors.contract import Selection, TokenSelector, VisualQuery
 
 
 class Saccading(Shortening):
-    """Read the whole picture small (the gestalt), and full resolution only in the windows that a selector picks.
+    """Encodes the whole picture small (the gestalt), and at full resolution only the windows that a selector picks.
+
+    A window is a small square of cells.
 
     Args:
         family, inputs, settings: as in [`Shortening`].
-        selector (`TokenSelector`): picks windows.
+        selector (`TokenSelector`): picks the windows.
     """
 
     def __init__(self, family: Family, inputs: Inputs, settings: Settings, selector: TokenSelector) -> None:
         super().__init__(family, inputs, settings)
         self.selector, self.gaze = selector, settings.gaze or Gaze()
         self.compressor: ConvCompressor | None = getattr(selector, "compressor", None)
-        _check(family, inputs, selector)
+        _check_support(family, inputs, selector)
         if self.gaze.compress == "conv" and self.compressor is None:
             raise ValueError(
                 "compress 'conv' needs a selector that learned it (arr-coc train --stage answers --mode saccade "
@@ -46,67 +53,78 @@ class Saccading(Shortening):
             self.fallback = "the picture is read small"  # the prompt holds only a small copy of it
 
     def read(self) -> None:
-        """Plan the gaze, make room for it in the prompt, and measure the pictures."""
+        """Plan the gaze, give the prompt a placeholder for each of its tokens, and measure the pictures."""
         self.prompt = read_prompt(self.family, self.inputs)
         self.sources = _open_sources(self.family, self.inputs, self.prompt, self.settings.images)
         self.grids = [source.grid for source in self.sources]
         self.plans = [plan_gaze(grid, self.settings.budget, self.gaze) for grid in self.grids]
-        rooms = [_room(grid, plan) for grid, plan in zip(self.grids, self.plans, strict=True)]
-        self.room = restate_prompt(self.family, self.inputs, self.prompt, rooms)
-        self.roomy = read_prompt(self.family, self.room)
-        words = self._embed_question(self.room, self.roomy)
-        self.words = [words[span.row] for span in self.roomy.spans]
-        self.positions = self.family.positions(self.room)
-        self.maps = [_measure(source, plan) for source, plan in zip(self.sources, self.plans, strict=True)]
+        gaze_grids = [_placeholder_grid(grid, plan) for grid, plan in zip(self.grids, self.plans, strict=True)]
+        self.gaze_inputs = restate_prompt(self.family, self.inputs, self.prompt, gaze_grids)
+        self.gaze_prompt = read_prompt(self.family, self.gaze_inputs)
+        words = self._embed_question(self.gaze_inputs, self.gaze_prompt)
+        self.words = [words[span.row] for span in self.gaze_prompt.spans]
+        self.positions = self.family.positions(self.gaze_inputs)
+        self.mipmaps = [_measure(source, plan) for source, plan in zip(self.sources, self.plans, strict=True)]
 
     def encode(self) -> None:
-        """The gestalts."""
-        self.encoded = encode_gestalts(self.family, self.sources, self.plans, self.maps)
+        """Encode the gestalts."""
+        self.encoded = encode_gestalts(self.family, self.sources, self.plans, self.mipmaps)
 
     def choose(self) -> None:
-        """Windows of each picture, and the cells of them that are read."""
+        """Ask the selector for windows of each picture, and list their cells."""
         self.gestalts = make_gestalts(self.encoded, self.plans, self.grids, self.words, self.gaze, self.compressor)
         queries = [
-            VisualQuery(gestalt.tokens, plan.gestalt, words.to(gestalt.tokens), plan.windows, measured,
+            VisualQuery(gestalt.tokens, plan.gestalt, words.to(gestalt.tokens), plan.windows, mipmaps,
                         details=self.settings.details)
-            for gestalt, plan, words, measured in zip(self.gestalts, self.plans, self.words, self.maps, strict=True)
+            for gestalt, plan, words, mipmaps in zip(self.gestalts, self.plans, self.words, self.mipmaps, strict=True)
         ]  # fmt: skip
         self.selector.check(queries)
         self.windows = _choose_windows(self.selector, queries, self.plans, self.grids)
         _check_windows(self.windows, self.plans)
-        self.looks = [
-            _order_cells(selection, plan, grid, self.gaze)
+        self.saccades = [
+            _list_saccades(selection, plan, grid, self.gaze)
             for selection, plan, grid in zip(self.windows, self.plans, self.grids, strict=True)
         ]
 
     def encode_chosen(self) -> None:
-        """The chosen cells at full resolution."""
-        # where covered tokens make room, every question has another number of cells
-        steady = not any(plan.drop or plan.saccades is None for plan in self.plans)
-        self.details = _encode_cells(self.family, self.sources, [cells for cells, _ in self.looks], steady)
+        """Encode the chosen cells at full resolution."""
+        # if saccades replace tokens of the gestalt, or relevance sets the budget, the number of cells varies
+        fixed_count = not any(plan.drop or plan.saccades is None for plan in self.plans)
+        cells = [saccades.cells for saccades in self.saccades]
+        self.encoded_cells = _encode_cells(self.family, self.sources, cells, fixed_count)
 
     def build(self) -> Shortened:
-        """Gestalt, then saccades, each token at its true place."""
-        selections = _join(self.gestalts, self.details, self.windows, self.looks, self.plans, self.sources)
-        positions = _place(self.positions, self.roomy, selections, self.sources)
-        places = [torch.arange(len(one.indices), device=one.indices.device) for one in selections]
-        taken = [replace(one, indices=place) for one, place in zip(selections, places, strict=True)]
-        chosen = [np.arange(len(one.indices)) for one in selections]
+        """Build the prompt: gestalt, then saccades, each token at the position of its cell."""
+        selections = _join(self.gestalts, self.encoded_cells, self.windows, self.saccades, self.plans, self.sources)
+        positions = _place(self.positions, self.gaze_prompt, selections, self.sources)
+        # the positions are set: here each token just takes the next placeholder
+        numbered = [
+            replace(selection, indices=torch.arange(len(selection.indices), device=selection.indices.device))
+            for selection in selections
+        ]
+        chosen = [np.arange(len(selection.indices)) for selection in selections]
         encoded = {"image": self.encoded}
-        inputs = build(self.family, self.room, self.roomy, positions, encoded, taken, chosen, "saccade")
+        inputs = build(self.family, self.gaze_inputs, self.gaze_prompt, positions, encoded, numbered, chosen, "saccade")
         # a picture that is its own gestalt was read at full resolution everywhere
         kept = [
-            (grid, np.arange(cell_count(grid)) if plan.scale == 1 else cells.cpu().numpy())
-            for grid, plan, (cells, _) in zip(self.grids, self.plans, self.looks, strict=True)
+            (grid, np.arange(cell_count(grid)) if plan.scale == 1 else saccades.cells.cpu().numpy())
+            for grid, plan, saccades in zip(self.grids, self.plans, self.saccades, strict=True)
         ]
         outputs = [None if selection is None else selection.output for selection in self.windows]
         return Shortened(inputs, outputs, kept, sum(map(cell_count, self.grids)), sum(map(len, chosen)))
 
 
-def _room(grid: Grid, plan: GazePlan) -> Grid:
-    """A grid with a place for every token that will be read, after which text goes on as after the full one.
+class _Saccades(NamedTuple):
+    """The cells `[k]` of one picture in reading order, and which tokens `[g]` of its gestalt stay; None for all."""
 
-    Text goes on behind the longer side of a picture, so that this side alone has to be as long as it is.
+    cells: Tensor
+    gestalt_mask: Tensor | None
+
+
+def _placeholder_grid(grid: Grid, plan: GazePlan) -> Grid:
+    """A grid with a placeholder for every token of the gaze, and the same text positions after it as the full grid.
+
+    Text continues after the longer side of a picture, so only that side must keep its length.
     """
     longer = max(grid[1:])
     most = plan.tokens + (cell_count(plan.gestalt) if plan.saccades is None else 0)
@@ -116,7 +134,7 @@ def _room(grid: Grid, plan: GazePlan) -> Grid:
 def _place(
     positions: Tensor, prompt: Prompt, selections: Sequence[Selection], sources: Sequence[PictureSource]
 ) -> Tensor:
-    """Positions `[3, B, L]` in which the first tokens of each picture stand where their cells are."""
+    """Positions `[3, B, L]` in which the first tokens of each picture have the positions of their cells."""
     positions = positions.clone()
     for span, selection, source in zip(prompt.spans, selections, sources, strict=True):
         cells, width = selection.indices, source.grid[2]
@@ -126,25 +144,27 @@ def _place(
     return positions
 
 
-def _check(family: Family, inputs: Inputs, selector: TokenSelector) -> None:
+def _check_support(family: Family, inputs: Inputs, selector: TokenSelector) -> None:
     if family.present(inputs) != ["image"]:
-        raise ValueError("mode 'saccade' looks at pictures; for clips use mode 'prune'")
+        raise ValueError("mode 'saccade' takes still pictures only; for clips use mode 'prune'")
     if selector.encoder_layers:
-        raise ValueError("this selector reads the encoder of the full picture, which mode 'saccade' never runs")
+        raise ValueError(
+            "this selector reads the encoder on the full picture, which mode 'saccade' never runs; use mode 'prune'"
+        )
 
 
 def _open_sources(
     family: Family, inputs: Inputs, prompt: Prompt, images: Sequence[Image.Image | Tensor] | None
 ) -> list[PictureSource]:
-    """The pictures at full resolution: the originals, or what the processor delivered of them."""
+    """The pictures at full resolution: the originals if given, else the processor's pixels."""
     device, cut = inputs["input_ids"].device, family.cut()
     if images is not None:
         if len(images) != len(prompt.spans):
-            raise ValueError(f"`images` has {len(images)} pictures, the prompt has {len(prompt.spans)}")
+            raise ValueError(f"`images` has {len(images)} pictures, the prompt has {len(prompt.spans)}; pass one each")
         return [NativeSource(image, cut, device) for image in images]
     pictures = family.pictures(inputs, "image")
     if pictures is None:
-        raise ValueError(f"{family.config.model_type} does not show its pictures; use mode 'prune'")
+        raise ValueError(f"the pictures of {family.config.model_type} cannot be rebuilt; use mode 'prune'")
     rows: Tensor = inputs[family.pixel_names["image"]]
     grids = [span.grid for span in prompt.spans]
     rows_per_cell = len(rows) // sum(map(cell_count, grids))
@@ -154,7 +174,7 @@ def _open_sources(
 
 
 def _measure(source: PictureSource, plan: GazePlan) -> Mipmaps | None:
-    """Nothing is measured of a picture that is encoded as a whole."""
+    """The picture's statistics; None if the whole picture is encoded at full resolution anyway."""
     if plan.saccades == 0 and plan.gestalt == source.grid:
         return None
     return source.measure(plan)
@@ -163,83 +183,85 @@ def _measure(source: PictureSource, plan: GazePlan) -> Mipmaps | None:
 def _choose_windows(
     selector: TokenSelector, queries: Sequence[VisualQuery], plans: Sequence[GazePlan], grids: Sequence[Grid]
 ) -> list[Selection | None]:
-    """Windows of each picture that has saccades."""
+    """Choose windows of each picture; None for a picture without saccades."""
     if any(plan.saccades is None for plan in plans):
         return list(selector.select(queries, "auto"))
     counts = []
     for plan, grid in zip(plans, grids, strict=True):
-        # where tokens of the gestalt make room, more may fit than at first; without an order nothing says which
-        refilled = plan.drop and plan.saccades and selector.ordered
-        cells = plan.tokens if refilled else plan.saccades or 0
+        # if saccades replace tokens of the gestalt, more of them fit; only an order tells which come next
+        replaces = plan.drop and plan.saccades and selector.ordered
+        cells = plan.tokens if replaces else plan.saccades or 0
         count = -(-cells // plan.side**2)
-        if cells and selector.ordered:  # the last windows may lie beyond the picture, which a selector does not know
+        if cells and selector.ordered:  # the selector may pick windows beyond the picture's edge, which hold no cells
             count += count_beyond(plan, grid)
         counts.append(min(count, cell_count(plan.windows)))
     return select_counts(selector, queries, counts)
 
 
 def _check_windows(windows: Sequence[Selection | None], plans: Sequence[GazePlan]) -> None:
-    """Refuse what names no windows of a plan, in one transfer for all pictures."""
-    named = [
+    """Raise `ValueError` unless all indices are windows of the plans, in one transfer for all pictures."""
+    checked = [
         (selection.indices, cell_count(plan.windows))
         for selection, plan in zip(windows, plans, strict=True)
         if selection is not None
     ]
-    if any(indices.dtype != torch.long or indices.ndim != 1 for indices, _ in named):
+    if any(indices.dtype != torch.long or indices.ndim != 1 for indices, _ in checked):
         raise ValueError("`Selection.indices` must be a one-dimensional tensor of int64")
-    if not all(len(indices) for indices, _ in named):
+    if not all(len(indices) for indices, _ in checked):
         raise ValueError("`Selection.indices` must name at least one cell")
-    if named and bool(torch.stack([((own < 0) | (own >= total)).any() for own, total in named]).any()):
-        raise ValueError(f"`Selection.indices` must name cells of `VisualQuery.cells`, here {named[0][1]}, none beyond")
+    if checked and bool(torch.stack([((indices < 0) | (indices >= total)).any() for indices, total in checked]).any()):
+        total = checked[0][1]
+        raise ValueError(f"`Selection.indices` must name cells of `VisualQuery.cells`, here {total}, none beyond")
 
 
-def _order_cells(selection: Selection | None, plan: GazePlan, grid: Grid, gaze: Gaze) -> tuple[Tensor, Tensor | None]:
-    """The cells `[k]` of one picture in the order in which they are read, and which of the gestalt's tokens stay."""
+def _list_saccades(selection: Selection | None, plan: GazePlan, grid: Grid, gaze: Gaze) -> _Saccades:
+    """The cells of the chosen windows of one picture, as many as fit."""
     if selection is None:
-        return torch.zeros(0, dtype=torch.long), None
+        return _Saccades(torch.zeros(0, dtype=torch.long), None)
     windows = selection.by_relevance()
     most = plan.tokens if plan.saccades is None or plan.drop else plan.saccades
-    cells, stay = open_windows(windows, plan, grid, most), None
+    cells, gestalt_mask = open_windows(windows, plan, grid, most), None
     if plan.drop:
-        cells, stay = replace_covered(cells, plan, grid)
-    return (cells.sort().values if gaze.order == "raster" else cells), stay
+        cells, gestalt_mask = replace_covered(cells, plan, grid)
+    return _Saccades(cells.sort().values if gaze.order == "raster" else cells, gestalt_mask)
 
 
 def _encode_cells(
-    family: Family, sources: Sequence[PictureSource], cells: Sequence[Tensor], steady: bool
+    family: Family, sources: Sequence[PictureSource], cells: Sequence[Tensor], fixed_count: bool
 ) -> Encoded | None:
-    """All saccades of a batch in one call of the encoder."""
-    looked = [(source, chosen) for source, chosen in zip(sources, cells, strict=True) if len(chosen)]
-    if not looked:
+    """Encode the saccades of all pictures in one call of the encoder."""
+    chosen = [(source, indices) for source, indices in zip(sources, cells, strict=True) if len(indices)]
+    if not chosen:
         return None
-    patches = torch.cat([source.patches(chosen).to(family.target.dtype) for source, chosen in looked])
-    grids = [source.grid for source, _ in looked]
-    return family.encode_cells(patches, [chosen for _, chosen in looked], grids, steady)
+    patches = torch.cat([source.patches(indices).to(family.target.dtype) for source, indices in chosen])
+    grids = [source.grid for source, _ in chosen]
+    return family.encode_cells(patches, [indices for _, indices in chosen], grids, replay=fixed_count)
 
 
 def _join(
     gestalts: Sequence[Gestalt],
-    details: Encoded | None,
+    encoded_cells: Encoded | None,
     windows: Sequence[Selection | None],
-    looks: Sequence[tuple[Tensor, Tensor | None]],
+    saccades: Sequence[_Saccades],
     plans: Sequence[GazePlan],
     sources: Sequence[PictureSource],
 ) -> list[Selection]:
-    """Gestalt first, then saccades. Both stand on the scale of the full grid, whose spacing the model knows."""
-    counts = [len(cells) for cells, _ in looks]
-    parts: list[tuple[Tensor, ...]] = [()] * len(plans)
-    if details is not None:
-        all_levels = (details.features, *details.deepstack)
-        parts = list(zip(*(torch.split(level, counts) for level in all_levels), strict=True))
+    """Gestalt first, then saccades. Both are placed on the full grid, because the model knows its spacing."""
+    counts = [len(cells) for cells, _ in saccades]
+    details: list[tuple[Tensor, ...]] = [()] * len(plans)  # for each picture the levels [k, D] of its cells
+    if encoded_cells is not None:
+        all_levels = (encoded_cells.features, *encoded_cells.deepstack)
+        details = list(zip(*(torch.split(level, counts) for level in all_levels), strict=True))
     selections = []
-    for gestalt, part, selection, (cells, stay), plan, source in zip(
-        gestalts, parts, windows, looks, plans, sources, strict=True
+    for gestalt, detail, selection, (cells, gestalt_mask), plan, source in zip(
+        gestalts, details, windows, saccades, plans, sources, strict=True
     ):
-        _, levels, places = gestalt.where(stay)
+        _, levels, places = gestalt.where(gestalt_mask)
         if len(cells):
             gate = _gate(selection, cells, plan, source.grid)
-            sharp = part if gate is None else tuple(level * gate.to(level.dtype)[:, None] for level in part)
-            levels = tuple(torch.cat(both) for both in zip(levels, sharp, strict=True))
+            if gate is not None:
+                detail = tuple(level * gate.to(level.dtype)[:, None] for level in detail)
+            levels = tuple(torch.cat(pair) for pair in zip(levels, detail, strict=True))
             places = torch.cat([places, cells])
         output = None if selection is None else selection.output
         selections.append(Selection(places, levels[0], levels[1:], output=output))
@@ -247,7 +269,7 @@ def _join(
 
 
 def _gate(selection: Selection | None, cells: Tensor, plan: GazePlan, grid: Grid) -> Tensor | None:
-    """The gate `[k]` of each cell's window, if there is a gradient to carry."""
+    """The gate `[k]` of each cell's window, if the selector has gates."""
     if selection is None or selection.gate is None:
         return None
     gates = selection.gate.new_ones(cell_count(plan.windows)).scatter(0, selection.indices, selection.gate)

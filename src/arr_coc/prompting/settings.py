@@ -1,4 +1,4 @@
-"""How a prompt is shortened: every choice of a caller, checked once."""
+"""The settings of a shortened prompt, checked when they are made."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ OnError = Literal["full", "raise"]
 
 @dataclass(frozen=True)
 class Settings:
-    """How a prompt is shortened; see [`~arr_coc.prepare`] for each field.
+    """How a prompt is shortened; see [`~arr_coc.prepare`] for the other fields.
 
     Args:
-        details (`bool`, *optional*, defaults to `False`): keep a layer's texture, and the pull of each word.
+        details (`bool`, *optional*, defaults to `False`): keep the layer's texture and the pull of each word.
     """
 
     mode: Mode = "prune"
@@ -39,7 +39,7 @@ class Settings:
         if self.mode not in get_args(Mode):
             raise ValueError(f"`mode` must be one of {', '.join(get_args(Mode))}, got {self.mode!r}")
         if self.mode != "saccade" and (self.images is not None or self.gaze is not None):
-            raise ValueError(f"`images` and `gaze` belong to mode 'saccade', got mode {self.mode!r}")
+            raise ValueError(f"`images` and `gaze` belong to mode 'saccade', got mode {self.mode!r}; drop them")
         if self.on_error not in get_args(OnError):
             raise ValueError(f"`on_error` must be 'full' or 'raise', got {self.on_error!r}")
         if isinstance(self.query_layers, bool) or not isinstance(self.query_layers, int) or self.query_layers < 0:

@@ -1,7 +1,7 @@
-"""The steps from a full prompt to a shorter one, which every mode takes in the same order.
+"""The steps that turn a full prompt into a shorter one, the same for every mode.
 
-`read` -> `encode` -> `choose` -> `encode_chosen` -> `build`. Only `choose` asks the selector; whoever calls the steps
-decides what happens if it fails.
+`read` -> `encode` -> `choose` -> `encode_chosen` -> `build`. Only `choose` calls the selector. If it fails, the session
+calls `keep_all` instead of the last two steps, or raises.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ class Shortened(NamedTuple):
 
     Args:
         inputs (`dict`): ordinary arguments for `model(**inputs)` or `model.generate(**inputs)`.
-        outputs (`list[ARRCOCOutput | None]`): what a layer saw, one per picture, in the order of the prompt's kinds.
-        kept (`list[tuple[Grid, ndarray]]`): for each picture its grid and the cells whose tokens stayed.
-        full, used (`int`): visual tokens of the full prompt, and of this one.
+        outputs (`list[ARRCOCOutput | None]`): the layer's output for each picture, images before clips; None from
+            other selectors.
+        kept (`list[tuple[Grid, ndarray]]`): for each picture, its grid and the cells whose tokens stayed.
+        full, used (`int`): number of visual tokens in the full prompt, and in this one.
     """
 
     inputs: dict[str, Any]
@@ -40,25 +41,25 @@ class Shortened(NamedTuple):
 
 
 class Shortening(ABC):
-    """One prompt on its way to a shorter one; a subclass for each way.
+    """Shortens one prompt, step by step. Each way to shorten is a subclass.
 
     Args:
         family (`Family`): the opened model.
-        inputs (`Mapping`): what its processor delivered, with pictures.
-        settings (`Settings`): how.
+        inputs (`Mapping`): the processor's output, with pictures.
+        settings (`Settings`): how the prompt is shortened.
     """
 
-    # what is read if the selection fails
+    # what happens if the selection fails, for the log
     fallback: str = "all visual tokens are kept"
-    prompt: Prompt  # the full prompt, from `read` on
+    prompt: Prompt  # the full prompt, set by `read`
 
     def __init__(self, family: Family, inputs: Inputs, settings: Settings) -> None:
         self.family, self.inputs, self.settings = family, inputs, settings
-        self.question: list[Tensor] = []  # ids [Q] of the words that each row asks
+        self.question: list[Tensor] = []  # token ids [Q] of each row's question
 
     @abstractmethod
     def read(self) -> None:
-        """Find pictures, question and positions, before the encoder keeps the device busy."""
+        """Find pictures, question and positions, while the device is still idle."""
 
     @abstractmethod
     def encode(self) -> None:
@@ -66,23 +67,23 @@ class Shortening(ABC):
 
     @abstractmethod
     def choose(self) -> None:
-        """Ask the selector; what it answers is checked."""
+        """Call the selector and check its selections."""
 
     def encode_chosen(self) -> None:  # noqa: B027  (most have encoded everything already)
-        """Encode what was chosen, where that was not encoded before."""
+        """Encode the chosen cells, if they are not encoded yet."""
 
     @abstractmethod
     def build(self) -> Shortened:
         """Lay out the shorter prompt."""
 
     def keep_all(self) -> Shortened:
-        """The full prompt, as it was."""
+        """The full prompt, unchanged."""
         kept: Kept = [(span.grid, np.arange(cell_count(span.grid))) for span in self.prompt.spans]
         total = self.prompt.count
         return Shortened(dict(self.inputs), [None] * len(kept), kept, total, total)
 
     def _embed_question(self, inputs: Inputs, prompt: Prompt) -> list[Tensor]:
-        """Embeddings `[Q, D]` of the words that each row asks."""
+        """Find each row's question and return its embeddings `[Q, D]`."""
         self.question = find_query(
             self.family, prompt.ids, prompt.mask, prompt.labels, self.settings.query, self.settings.chat
         )
