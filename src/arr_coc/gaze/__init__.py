@@ -1,1 +1,1 @@
-"""Gestalt and saccades: how a budget is shared between them, the picture at full resolution, and compression."""
+"""Mode `"saccade"`: planning gestalt and saccades, reading the full-resolution picture, compressing the gestalt."""

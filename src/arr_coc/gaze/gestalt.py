@@ -1,4 +1,4 @@
-"""The gestalt: whole pictures through the encoder at low resolution, compressed if that is wished."""
+"""Encode gestalts: whole pictures at low resolution, optionally compressed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Gestalt(NamedTuple):
     """The gestalt of one picture.
 
     Args:
-        tokens (`Tensor` of shape `[g, D]`): on the plan's gestalt, by which relevance is judged.
-        levels (`tuple[Tensor, ...]`): what is read, `[n, D]`: features, then DeepStack's rows.
-        places (`Tensor` of shape `[n]`): cells of full resolution at which they stand.
+        tokens (`Tensor` of shape `[g, D]`): on the plan's gestalt grid, for the selector.
+        levels (`tuple[Tensor, ...]`): what the language model reads, `[n, D]` each: features, then DeepStack's.
+        places (`Tensor` of shape `[n]`): their places as full-resolution cells.
     """
 
     tokens: Tensor
@@ -31,7 +31,7 @@ class Gestalt(NamedTuple):
     places: Tensor
 
     def where(self, stay: Tensor | None) -> Gestalt:
-        """Only the tokens that stay `[n]`."""
+        """The gestalt with only the tokens of a mask `[n]`; unchanged if it is None."""
         if stay is None:
             return self
         return Gestalt(self.tokens, tuple(level[stay] for level in self.levels), self.places[stay])
@@ -40,13 +40,13 @@ class Gestalt(NamedTuple):
 def encode_gestalts(
     family: Family, sources: Sequence[PictureSource], plans: Sequence[GazePlan], maps: Sequence[Mipmaps | None]
 ) -> Encoded:
-    """All gestalts in one call of the encoder; a small picture is its own."""
+    """Encode all gestalts in one call; a picture without mipmaps is small and is encoded whole."""
     rows = []
-    for source, plan, seen in zip(sources, plans, maps, strict=True):
-        if seen is None:
+    for source, plan, mipmaps in zip(sources, plans, maps, strict=True):
+        if mipmaps is None:
             rows.append(source.patches(torch.arange(cell_count(source.grid), device=source.device)))
         else:
-            rows.append(patches_from_picture(source.small_picture(seen, plan.encoded), **family.cut())[0])
+            rows.append(patches_from_picture(source.small_picture(mipmaps, plan.encoded), **family.cut())[0])
     grids = [plan.encoded for plan in plans]
     cells = [torch.arange(cell_count(grid), device=rows[0].device) for grid in grids]
     return family.encode_cells(torch.cat([row.to(family.target.dtype) for row in rows]), cells, grids, replay=True)
@@ -60,29 +60,29 @@ def make_gestalts(
     gaze: Gaze,
     compressor: ConvCompressor | None,
 ) -> list[Gestalt]:
-    """What was encoded, picture by picture; `words` are the question of each, `grids` those of full resolution."""
+    """Split the encoding by picture and compress it, given each picture's question and full-resolution grid."""
     counts = [cell_count(plan.encoded) for plan in plans]
-    levels = zip(*(torch.split(level, counts) for level in (encoded.features, *encoded.deepstack)), strict=True)
-    found = []
-    for own, plan, grid, asked in zip(levels, plans, grids, words, strict=True):
-        places = place_gestalt(plan, grid).to(own[0].device)
+    by_picture = zip(*(torch.split(level, counts) for level in (encoded.features, *encoded.deepstack)), strict=True)
+    gestalts = []
+    for levels, plan, grid, question in zip(by_picture, plans, grids, words, strict=True):
+        places = place_gestalt(plan, grid).to(levels[0].device)
         if plan.squeeze == 1:
-            found.append(Gestalt(own[0].detach(), own, places))
+            gestalts.append(Gestalt(levels[0].detach(), levels, places))
             continue
-        pooled = tuple(pool_tokens(level, plan.encoded, plan.squeeze) for level in own)
+        pooled = tuple(pool_tokens(level, plan.encoded, plan.squeeze) for level in levels)
         if gaze.compress == "merge":
-            merged = plan_merge(own[0].detach(), asked.to(own[0]), plan.encoded, plan.squeeze)
-            read = tuple((merged.share @ level.float()).to(level.dtype) for level in own)
-            found.append(Gestalt(pooled[0].detach(), read, _cells_at(merged.middle, plan, grid)))
+            squares = plan_merge(levels[0].detach(), question.to(levels[0]), plan.encoded, plan.squeeze)
+            merged = tuple((squares.share @ level.float()).to(level.dtype) for level in levels)
+            gestalts.append(Gestalt(pooled[0].detach(), merged, _cells_at(squares.middle, plan, grid)))
         elif compressor is not None and gaze.compress == "conv":
-            found.append(Gestalt(pooled[0].detach(), compressor(own, plan.encoded, plan.squeeze), places))
+            gestalts.append(Gestalt(pooled[0].detach(), compressor(levels, plan.encoded, plan.squeeze), places))
         else:
-            found.append(Gestalt(pooled[0].detach(), pooled, places))
-    return found
+            gestalts.append(Gestalt(pooled[0].detach(), pooled, places))
+    return gestalts
 
 
 def _cells_at(middle: Tensor, plan: GazePlan, grid: Grid) -> Tensor:
-    """The cells `[n]` of full resolution at rows and columns `[n, 2]` of the encoded overview."""
+    """Full-resolution cells `[n]` at rows and columns `[n, 2]` of the encoded overview."""
     place = ((middle + 0.5) * (plan.scale // plan.squeeze) - 0.5).round().long()
     row, column = (place[:, axis].clamp(max=grid[axis + 1] - 1) for axis in (0, 1))
     return row * grid[2] + column

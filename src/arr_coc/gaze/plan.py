@@ -1,7 +1,7 @@
-"""Gaze: the whole picture at low resolution (gestalt), then cells of full resolution where it matters (saccades).
+"""Plan a gaze: the whole picture at low resolution (gestalt), then full-resolution cells where it matters (saccades).
 
-What is decided here needs no model: how many tokens of each, where they stand, in what order they are read, and which
-of the gestalt's tokens have nothing left to say.
+The plan needs no model: how many tokens of each, where they stand, in what order they are read, and which tokens of the
+gestalt the saccades replace.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ Overlap = Literal["auto", "keep", "drop"]
 Order = Literal["raster", "relevance"]
 
 DEFAULT_BUDGET = 529
-# Of the default budget; a smaller one is shared in the same proportion.
+# The gestalt's part of the default budget; a smaller budget is shared in the same proportion.
 GESTALT_TOKENS = 256
-# Below this many cells a side under one token, what it shows can be recognised in it and in the cells.
+# Below this many cells a side under one gestalt token, the token shows what its cells show.
 NEAR_SCALES = 4
-# Relevance is asked on no more windows than this.
+# Most windows on which relevance is scored.
 MOST_WINDOWS = 2**15
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gaze:
-    """How a picture is looked at in mode `"saccade"`.
+    """Settings of mode `"saccade"`: how a picture is looked at.
 
     Args:
-        gestalt (`int`, *optional*): most tokens of the gestalt; by default 256 of 529, and as much of other budgets,
+        gestalt (`int`, *optional*): most tokens of the gestalt; by default the same share of any budget as 256 of 529,
             but never more than 256.
         overlap (`str`, *optional*, defaults to `"auto"`): whether tokens of the gestalt that saccades cover entirely
-            stay (`"keep"`) or make room for further saccades (`"drop"`). What can be read in both is read twice, so
-            that `"auto"` drops where a token of the gestalt stands for 2x2 or 3x3 cells, and keeps where for more.
-        fixation (`int`, *optional*, defaults to 2): cells a side of the windows that are looked at, at most: windows
-            and tokens of the gestalt lie on one grid.
-        order (`str`, *optional*, defaults to `"raster"`): saccades are read row by row, as models learned to read, or
-            most relevant first (`"relevance"`), which breaks words into letters.
+            stay (`"keep"`) or make room for more saccades (`"drop"`). `"auto"` drops them where a token of the gestalt
+            stands for 2x2 or 3x3 cells, because it repeats what they show, and keeps them where it stands for more.
+        fixation (`int`, *optional*, defaults to 2): most cells a side of a window. Windows are chosen as a whole and
+            lie on the grid of the gestalt.
+        order (`str`, *optional*, defaults to `"raster"`): saccades are read row by row, as models are trained to read,
+            or most relevant first (`"relevance"`), which breaks words into letters.
         compress (`str`, *optional*): encode a gestalt of up to 16 times as many tokens and compress it to `gestalt`,
             by `"pool"`, `"merge"` or `"conv"`, see [`~arr_coc.gaze.compression`]. Merged tokens are never dropped.
 
@@ -68,22 +68,22 @@ class Gaze:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"`{name}` must be a whole number of at least 1, got {value!r}")
-        for name, known in (("overlap", get_args(Overlap)), ("order", get_args(Order))):
-            if getattr(self, name) not in known:
-                raise ValueError(f"`{name}` must be {' or '.join(map(repr, known))}, got {getattr(self, name)!r}")
+        for name, allowed in (("overlap", get_args(Overlap)), ("order", get_args(Order))):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"`{name}` must be {' or '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
         check_compress(self.compress)
 
 
 class GazePlan(NamedTuple):
-    """How one picture is looked at.
+    """Plan of the gaze on one picture.
 
     Args:
-        gestalt (`Grid`): tokens of the overview; the full grid if all of the picture is encoded.
-        scale (`int`): cells of full resolution a side under one token of the gestalt.
-        saccades (`int` or `None`): cells of full resolution beside it; `None` lets relevance decide.
+        gestalt (`Grid`): grid of the overview; the full grid if the whole picture is encoded.
+        scale (`int`): full-resolution cells a side under one token of the gestalt.
+        saccades (`int` or `None`): full-resolution cells to read; `None` lets relevance decide.
         side (`int`): cells a side of a window; divides `scale`.
-        tokens (`int`): most tokens of both together.
-        squeeze (`int`): tokens a side that are encoded for each one of the gestalt; divides `scale`.
+        tokens (`int`): most tokens of gestalt and saccades together.
+        squeeze (`int`): tokens a side that are encoded for each token of the gestalt; divides `scale`.
         drop (`bool`): whether covered tokens of the gestalt make room.
     """
 
@@ -97,18 +97,18 @@ class GazePlan(NamedTuple):
 
     @property
     def encoded(self) -> Grid:
-        """Tokens of the overview before it is compressed."""
+        """Grid of the overview before compression."""
         return 1, self.gestalt[1] * self.squeeze, self.gestalt[2] * self.squeeze
 
     @property
     def windows(self) -> Grid:
-        """On which relevance is asked."""
-        times = self.scale // self.side
-        return 1, self.gestalt[1] * times, self.gestalt[2] * times
+        """Grid of the windows, on which relevance is scored."""
+        factor = self.scale // self.side
+        return 1, self.gestalt[1] * factor, self.gestalt[2] * factor
 
 
 def plan_gaze(grid: Grid, budget: Budget | None, gaze: Gaze) -> GazePlan:
-    """Share a budget between gestalt and saccades of a picture of `grid` cells at full resolution.
+    """Share a budget between gestalt and saccades for a picture of `grid` full-resolution cells.
 
     Each token of the gestalt stands for a square of whole cells; the last ones may reach beyond the picture.
 
@@ -122,38 +122,38 @@ def plan_gaze(grid: Grid, budget: Budget | None, gaze: Gaze) -> GazePlan:
     ```
     """
     total = cell_count(grid)
-    wanted = resolve_budget(DEFAULT_BUDGET if budget is None else budget, total)
-    tokens = DEFAULT_BUDGET if wanted is None else wanted
+    resolved = resolve_budget(DEFAULT_BUDGET if budget is None else budget, total)
+    tokens = DEFAULT_BUDGET if resolved is None else resolved
     if total <= tokens:
         return GazePlan(grid, 1, 0, 1, total)
     most = gaze.gestalt or min(GESTALT_TOKENS, max(1, tokens * GESTALT_TOKENS // DEFAULT_BUDGET))
     scale, step = 2, 4 if total > MOST_WINDOWS else gaze.fixation
-    while cell_count(_shrunk(grid, scale)) > min(most, tokens):
+    while cell_count(_shrink(grid, scale)) > min(most, tokens):
         scale += 1
-    if scale > 2 * step:  # in steps, so that whole windows fit; a small scale would lose too much by them
+    if scale > 2 * step:  # a multiple of the step, so that whole windows fit; too coarse a rounding for small scales
         scale = -(-scale // step) * step
     if gaze.compress in HALVING:
         scale += scale % 2
-    gestalt = _shrunk(grid, scale)
+    gestalt = _shrink(grid, scale)
     sides = [side for side in range(1, scale + 1) if scale % side == 0]
-    few = [side for side in sides if cell_count(gestalt) * (scale // side) ** 2 <= MOST_WINDOWS]
-    side = max([side for side in few if side <= gaze.fixation], default=few[0])
+    allowed = [side for side in sides if cell_count(gestalt) * (scale // side) ** 2 <= MOST_WINDOWS]
+    side = max([side for side in allowed if side <= gaze.fixation], default=allowed[0])
     squeeze = 1
     if gaze.compress is not None:
         squeeze = max(
             part for part in sides if part <= MOST_SIDE and (part == 1 or part % 2 == 0 or gaze.compress not in HALVING)
         )
-    near = scale < NEAR_SCALES if gaze.overlap == "auto" else gaze.overlap == "drop"
-    saccades = None if wanted is None else tokens - cell_count(gestalt)
-    return GazePlan(gestalt, scale, saccades, side, tokens, squeeze, near and gaze.compress != "merge")
+    drop = scale < NEAR_SCALES if gaze.overlap == "auto" else gaze.overlap == "drop"
+    saccades = None if resolved is None else tokens - cell_count(gestalt)
+    return GazePlan(gestalt, scale, saccades, side, tokens, squeeze, drop and gaze.compress != "merge")
 
 
-def _shrunk(grid: Grid, scale: int) -> Grid:
+def _shrink(grid: Grid, scale: int) -> Grid:
     return 1, -(-grid[1] // scale), -(-grid[2] // scale)
 
 
 def open_windows(windows: Tensor, plan: GazePlan, grid: Grid, most: int) -> Tensor:
-    """The cells `[k]` of windows `[m]`, window by window; at most so many, and none beyond the picture.
+    """Cells `[k]` of windows `[m]`, window by window; at most `most`, and none outside the picture.
 
     Example:
 
@@ -171,12 +171,12 @@ def open_windows(windows: Tensor, plan: GazePlan, grid: Grid, most: int) -> Tens
     rows = windows[:, None, None] // across * plan.side + inside[:, None]  # [m, side, 1]
     columns = windows[:, None, None] % across * plan.side + inside  # [m, 1, side]
     cells = (rows * grid[2] + columns).flatten()
-    real = ((rows < grid[1]) & (columns < grid[2])).flatten()
-    return cells[real][:most]
+    in_picture = ((rows < grid[1]) & (columns < grid[2])).flatten()
+    return cells[in_picture][:most]
 
 
 def count_beyond(plan: GazePlan, grid: Grid) -> int:
-    """Windows of a plan that lie wholly beyond the picture.
+    """Number of windows that lie wholly outside the picture.
 
     Example:
 
@@ -192,7 +192,7 @@ def count_beyond(plan: GazePlan, grid: Grid) -> int:
 
 
 def place_gestalt(plan: GazePlan, grid: Grid) -> Tensor:
-    """For each token of the gestalt the cell `[g]` in the middle of those it stands for.
+    """The middle cell `[g]` of the cells under each token of the gestalt.
 
     Example:
 
@@ -211,10 +211,10 @@ def place_gestalt(plan: GazePlan, grid: Grid) -> Tensor:
 
 
 def replace_covered(cells: Tensor, plan: GazePlan, grid: Grid) -> tuple[Tensor, Tensor]:
-    """Of cells `[k]`, most relevant first, as many as fit when covered tokens of the gestalt make room for them.
+    """Keep as many cells `[k]`, most relevant first, as fit when the gestalt tokens they cover make room.
 
     Returns:
-        The cells that fit, and which tokens of the gestalt stay `[g]`.
+        The cells that fit, and a mask `[g]` of the gestalt tokens that stay.
 
     Example:
 
@@ -228,15 +228,15 @@ def replace_covered(cells: Tensor, plan: GazePlan, grid: Grid) -> tuple[Tensor, 
 
     ```
     """
-    place = cells.device
-    turn = torch.full((grid[1] * grid[2],), math.inf, device=place)
-    turn[cells] = torch.arange(1.0, len(cells) + 1, device=place)
-    rows, columns = (torch.arange(side, device=place) // plan.scale for side in grid[1:])
-    owner = (rows[:, None] * plan.gestalt[2] + columns).flatten()
-    # a token of the gestalt is covered when the last of its cells has had its turn
-    covered = torch.zeros(cell_count(plan.gestalt), device=place).scatter_reduce(0, owner, turn, "amax")
-    steps = torch.arange(len(cells) + 1, device=place)
-    dropped = torch.searchsorted(covered.sort().values, steps.float(), right=True)
-    fits = len(covered) - dropped + steps <= plan.tokens
-    count = int((fits * steps).max())
-    return cells[:count], covered > count
+    device = cells.device
+    rank = torch.full((grid[1] * grid[2],), math.inf, device=device)
+    rank[cells] = torch.arange(1.0, len(cells) + 1, device=device)
+    rows, columns = (torch.arange(side, device=device) // plan.scale for side in grid[1:])
+    owner = (rows[:, None] * plan.gestalt[2] + columns).flatten()  # the gestalt token of each cell
+    # a token of the gestalt is covered once the last of its cells is read
+    covered_at = torch.zeros(cell_count(plan.gestalt), device=device).scatter_reduce(0, owner, rank, "amax")
+    counts = torch.arange(len(cells) + 1, device=device)
+    dropped = torch.searchsorted(covered_at.sort().values, counts.float(), right=True)
+    fits = len(covered_at) - dropped + counts <= plan.tokens
+    count = int((fits * counts).max())
+    return cells[:count], covered_at > count

@@ -1,4 +1,4 @@
-"""A picture at full resolution, read where it is needed and never held as floats as a whole."""
+"""Full-resolution pictures, read strip by strip or cell by cell and never held as floats as a whole."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from arr_coc.pixels.mipmaps import Mipmaps, measure_strips
 from arr_coc.pixels.patches import patches_from_picture
 from arr_coc.texture import coarsest_level, gestalt_octave
 
-# Pixels that are held as floats at a time.
+# Most pixels that are held as floats at a time.
 STRIP_PIXELS = {"cpu": 2**21, "cuda": 2**26}
 
 
 class PictureSource(ABC):
-    """One still picture as the gaze sees it.
+    """One still picture at full resolution.
 
     Args:
-        grid (`Grid`): cells of full resolution.
-        size (`tuple[int, int]`): rows and columns of pixels.
+        grid (`Grid`): grid of its cells.
+        size (`tuple[int, int]`): height and width in pixels.
         cell (`int`): pixels a side of a cell.
         device (`torch.device`): where the model is.
     """
@@ -36,9 +36,9 @@ class PictureSource(ABC):
         self.grid, self.size, self.cell, self.device = grid, size, cell, device
 
     def measure(self, plan: GazePlan) -> Mipmaps:
-        """One pass over all pixels, for relevance on the windows of a plan and for its gestalt.
+        """Mipmaps from one pass over all pixels, for relevance on the plan's windows and for its gestalt.
 
-        The picture is continued with its last pixels as far as the gestalt reaches.
+        Where the gestalt reaches beyond the picture, the last pixels are repeated.
         """
         size = (plan.gestalt[1] * plan.scale * self.cell, plan.gestalt[2] * plan.scale * self.cell)
         step = self.cell * plan.side
@@ -50,29 +50,29 @@ class PictureSource(ABC):
         return measure_strips(strips, size, plan.windows[1:], levels, least)
 
     def small_picture(self, maps: Mipmaps, grid: Grid) -> Tensor:
-        """The picture `[1, 3, h, w]` at the size of a gestalt, from what was measured."""
+        """The picture `[1, 3, h, w]` at the size of a gestalt, from its mipmaps."""
         size = (grid[1] * self.cell, grid[2] * self.cell)
         return F.interpolate(maps.colour, size, mode="bicubic", antialias=True).clamp(0, 1)
 
     def _filled(self, top: int, rows: int, columns: int) -> Tensor:
-        """A strip, continued where it reaches beyond the picture; at least the last row is repeated."""
+        """A strip of exactly this size; beyond the picture, its last row and column are repeated."""
         return _fill(self.strip(min(top, self.size[0] - 1), top + rows), rows, columns)
 
     @abstractmethod
     def strip(self, top: int, bottom: int) -> Tensor:
-        """Rows of pixels `[3, rows, W]`, bytes or floats in [0, 1]; fewer where the picture ends."""
+        """Pixel rows `top` to `bottom` as `[3, rows, W]`, bytes or floats in [0, 1]; fewer where the picture ends."""
 
     @abstractmethod
     def patches(self, cells: Tensor) -> Tensor:
-        """Rows of pixel values of cells `[k]`, as the encoder takes them."""
+        """Flattened patches of cells `[k]`, as the encoder takes them."""
 
 
 class ProcessedSource(PictureSource):
-    """A picture that a processor has cut into patches.
+    """A picture that the processor has already cut into patches.
 
     Args:
-        rows (`Tensor` of shape `[patches, F]`): its pixel values.
-        picture (`Tensor` of shape `[3, H, W]`): the same, put together.
+        rows (`Tensor` of shape `[patches, F]`): its patches.
+        picture (`Tensor` of shape `[3, H, W]`): the picture rebuilt from them.
     """
 
     def __init__(self, rows: Tensor, picture: Tensor, grid: Grid) -> None:
@@ -84,17 +84,17 @@ class ProcessedSource(PictureSource):
         return self.picture[:, top:bottom]
 
     def patches(self, cells: Tensor) -> Tensor:
-        """The processor's own rows."""
+        """The processor's patches, unchanged."""
         total = self.grid[1] * self.grid[2]
         return self.rows.view(total, -1, self.rows.shape[1])[cells].flatten(0, 1)  # [k, m * m, F] -> [k * m * m, F]
 
 
 class NativeSource(PictureSource):
-    """A picture at its own resolution: no resampling, its last cells are continued with the last pixels.
+    """A picture at its original resolution: no resampling; incomplete cells at the border repeat the last pixels.
 
     Args:
         picture (`PIL.Image.Image` or `Tensor` of shape `[3, H, W]`): of bytes, or floats in [0, 1].
-        cut (`Mapping`): how it is cut into patches, as in [`~arr_coc.patches_from_picture`].
+        cut (`Mapping`): keyword arguments of [`~arr_coc.patches_from_picture`].
         device (`torch.device`): where the model is.
     """
 
@@ -105,7 +105,7 @@ class NativeSource(PictureSource):
         self.picture, self.cut = picture, dict(cut)
 
     def strip(self, top: int, bottom: int) -> Tensor:
-        """A slice of the picture; a file's is decoded already, but only this much of it becomes an array."""
+        """A slice of the picture; of a PIL image, only this slice becomes an array."""
         bottom = min(bottom, self.size[0])
         if isinstance(self.picture, Tensor):
             return self.picture[:, top:bottom].to(self.device)
@@ -113,33 +113,33 @@ class NativeSource(PictureSource):
         return torch.from_numpy(np.stack([np.asarray(band) for band in bands])).to(self.device)
 
     def patches(self, cells: Tensor) -> Tensor:
-        """Cells cut out and laid below each other: a picture of one column."""
+        """Cut the cells out, stack them into a picture of one column, and cut that into patches."""
         column = self._cut_out(cells).transpose(0, 1).flatten(1, 2)  # [k, 3, P, P] -> [3, k * P, P]
         column = column.float() if column.is_floating_point() else column / 255
         return patches_from_picture(column, **self.cut)[0]
 
     def _cut_out(self, cells: Tensor) -> Tensor:
-        """Pixels `[k, 3, P, P]` of cells, whatever the order."""
+        """Pixels `[k, 3, P, P]` of cells in any order."""
         inside = torch.arange(self.cell, device=cells.device)
         rows, columns = cells // self.grid[2], cells % self.grid[2]
         down = (rows[:, None] * self.cell + inside).clamp(max=self.size[0] - 1)  # [k, P]
         along = (columns[:, None] * self.cell + inside).clamp(max=self.size[1] - 1)
         if isinstance(self.picture, Tensor):
-            place = self.picture.device
-            found = self.picture[:, down.to(place)[:, :, None], along.to(place)[:, None]]  # [3, k, P, P]
-            return found.transpose(0, 1).to(self.device)
-        # a file's rows of cells one by one, each with all of its chosen cells
-        found = torch.empty(len(cells), 3, self.cell, self.cell, dtype=torch.uint8)
+            device = self.picture.device
+            pixels = self.picture[:, down.to(device)[:, :, None], along.to(device)[:, None]]  # [3, k, P, P]
+            return pixels.transpose(0, 1).to(self.device)
+        # a PIL image one row of cells at a time
+        pixels = torch.empty(len(cells), 3, self.cell, self.cell, dtype=torch.uint8)
         for row in sorted(set(rows.tolist())):
-            own = (rows == row).nonzero()[:, 0].cpu()
+            in_row = (rows == row).nonzero()[:, 0].cpu()
             strip = self.strip(row * self.cell, (row + 1) * self.cell).cpu()  # [3, rows, W]
             strip = _fill(strip, self.cell, strip.shape[2])
-            found[own] = strip[:, :, along.cpu()[own]].permute(2, 0, 1, 3)  # [3, P, k, P] -> [k, 3, P, P]
-        return found.to(self.device)
+            pixels[in_row] = strip[:, :, along.cpu()[in_row]].permute(2, 0, 1, 3)  # [3, P, k, P] -> [k, 3, P, P]
+        return pixels.to(self.device)
 
 
 def _fill(strip: Tensor, rows: int, columns: int) -> Tensor:
-    """A strip `[3, h, w]` continued with its last row and column."""
+    """Extend a strip `[3, h, w]` to `rows` x `columns` by repeating its last row and column."""
     if strip.shape[2] < columns:
         strip = torch.cat([strip, strip[:, :, -1:].expand(-1, -1, columns - strip.shape[2])], dim=2)
     if strip.shape[1] < rows:
