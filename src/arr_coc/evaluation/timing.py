@@ -21,7 +21,7 @@ DECODED = 8  # tokens over which decoding is timed
 
 @torch.inference_mode()
 def time_contenders(
-    opened: Opened, asked: Sequence[dict[str, Any]], contenders: Sequence[Contender], budget: str
+    opened: Opened, batches: Sequence[dict[str, Any]], contenders: Sequence[Contender], budget: str
 ) -> list[dict[str, Any]]:
     """Median milliseconds of each stage and their spread, cache size and memory, over inputs of one picture each.
 
@@ -34,11 +34,11 @@ def time_contenders(
     runs: dict[str, list[dict[str, float]]] = {contender.name: [] for contender in contenders}
     for contender, at in calls:
         for _ in range(WARM_UP):
-            _once(opened, asked[0], contender, at)
+            _once(opened, batches[0], contender, at)
     gc.collect()
     gc.disable()  # as `timeit` does: a collection would slow down whichever call it hits
     try:
-        for inputs in asked:
+        for inputs in batches:
             for contender, at in calls:
                 runs[contender.name].append(_once(opened, inputs, contender, at))
     finally:
@@ -46,7 +46,7 @@ def time_contenders(
     full = statistics.median(run["first_token_ms"] for run in runs[FULL]) if FULL in runs else None
     rows = []
     for contender, at in calls:
-        row: dict[str, Any] = {"selector": contender.name, "budget": at, "samples": len(asked)}
+        row: dict[str, Any] = {"selector": contender.name, "budget": at, "samples": len(batches)}
         for name in runs[contender.name][0]:
             values = [run[name] for run in runs[contender.name]]
             row[name] = round(statistics.median(values), 3)
@@ -54,8 +54,8 @@ def time_contenders(
                 low, high = statistics.quantiles(values, n=4)[::2] if len(values) > 1 else (values[0], values[0])
                 row[f"{name}_iqr"] = round(high - low, 3)
         row["of_full"] = None if full is None else round(row["first_token_ms"] / full, 4)
-        row["decode_ms"] = round(_decode(opened, asked[0], contender, at), 3)
-        row["peak_mb"] = _peak(opened, asked[0], contender, at)
+        row["decode_ms"] = round(_decode(opened, batches[0], contender, at), 3)
+        row["peak_mb"] = _peak(opened, batches[0], contender, at)
         rows.append(row)
     return rows
 
@@ -73,11 +73,11 @@ def _decode(opened: Opened, inputs: dict[str, Any], contender: Contender, budget
     """Milliseconds per generated token after the first."""
     watch = Stopwatch(opened.model.device)
     session = opened.session(open_family(opened.model), contender, budget)
-    for name, count in (("warm", 2), ("one", 1), ("many", 1 + DECODED)):
+    for name, count in (("warm", 2), ("first", 1), ("many", 1 + DECODED)):
         options = {"do_sample": False, "eos_token_id": None, "max_new_tokens": count, "min_new_tokens": count}
         with watch.stage(name):
             session.generate({**inputs, **options})
-    return max(0.0, watch.milliseconds["many"] - watch.milliseconds["one"]) / DECODED
+    return max(0.0, watch.milliseconds["many"] - watch.milliseconds["first"]) / DECODED
 
 
 def _peak(opened: Opened, inputs: dict[str, Any], contender: Contender, budget: str) -> float | None:
