@@ -1,7 +1,7 @@
-"""What the layers of a vision encoder saw: attention received and keys, from the one pass that encodes the picture.
+"""Reading a vision encoder's layers: the attention each cell receives and its keys, without a second pass.
 
-Attention is computed again from queries and keys, in chunks of rows, so that the model may run with sdpa or flash
-attention, which never give it out.
+Attention is recomputed from queries and keys, in chunks of rows, so the model may run with sdpa or flash attention,
+which do not return it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from arr_coc.config import EncoderLayer
 
-# Elements of one chunk of attention: 256 MB in float32.
+# Most elements in one chunk of attention: 256 MB in float32.
 MOST_ELEMENTS = 2**26
 
 
@@ -27,11 +27,11 @@ class LayerInput:
 
     Args:
         queries, keys (`Tensor` of shape `[heads, n, d]`): as the attention compares them.
-        content (`Tensor` of shape `[n, F]`): keys before they were turned by their positions.
-        lengths (`tuple[int, ...]`): what attends to itself alone: frames, or windows.
-        scale (`float`): of the product of queries and keys.
-        patches (`int`): patches of one cell, next to each other.
-        order (`Tensor`, *optional*): where each cell stands, if the layer works in another order (windows).
+        content (`Tensor` of shape `[n, F]`): keys before the rotary embedding.
+        lengths (`tuple[int, ...]`): patches in each frame or window; attention stays inside it.
+        scale (`float`): factor of the product of queries and keys.
+        patches (`int`): adjacent patches in one cell.
+        order (`Tensor`, *optional*): index of each cell in the layer, if it works in another order (windows).
     """
 
     queries: Tensor
@@ -43,7 +43,7 @@ class LayerInput:
     order: Tensor | None = None
 
     def by_cell(self, values: Tensor) -> Tensor:
-        """Mean `[N, F]` over the patches of each cell, of values `[n, F]`, in the order of the picture."""
+        """Mean `[N, F]` of values `[n, F]` over the patches of each cell, in the order of the picture."""
         cells = values.view(-1, self.patches, values.shape[-1]).mean(dim=1)  # [N, F]
         return cells if self.order is None else cells[self.order]
 
@@ -64,7 +64,9 @@ def attention_received(queries: Tensor, keys: Tensor, lengths: Sequence[int], sc
 
 
 def find_layer(layer: EncoderLayer, depth: int, attending: Sequence[int]) -> int:
-    """The layer of an encoder that is meant: a number, or the nearest of those `attending` to the whole picture.
+    """The number of a layer; a float is a share of the depth and means the nearest layer in `attending`.
+
+    `attending` lists the layers that attend to the whole picture.
 
     Example:
 
@@ -78,19 +80,19 @@ def find_layer(layer: EncoderLayer, depth: int, attending: Sequence[int]) -> int
     if isinstance(layer, float):
         if not 0 <= layer <= 1:
             raise ValueError(f"an encoder layer as a share of the depth must be in [0, 1], got {layer}")
-        return min(attending, key=lambda own: abs(own - layer * (depth - 1)))
+        return min(attending, key=lambda number: abs(number - layer * (depth - 1)))
     if not -depth <= layer < depth:
-        raise ValueError(f"the encoder has {depth} layers, there is no layer {layer}")
+        raise ValueError(f"the encoder has {depth} layers, there is no layer {layer}; use {-depth}..{depth - 1}")
     return layer % depth
 
 
 class EncoderReader:
-    """Reads attention and keys of the layers that were kept, when asked, once for all pictures of a kind.
+    """Computes attention and keys of the recorded layers on demand, once for all pictures of a kind.
 
     Args:
-        read (`Callable`): what a layer saw.
-        layers (`Sequence[EncoderLayer]`): those that were kept.
-        depth (`int`): layers of the encoder.
+        read (`Callable`): returns a recorded layer's [`LayerInput`], given its number.
+        layers (`Sequence[EncoderLayer]`): the recorded layers.
+        depth (`int`): number of layers in the encoder.
         attending (`Sequence[int]`, *optional*): layers that attend to the whole picture; all by default.
     """
 
@@ -105,7 +107,7 @@ class EncoderReader:
         self.attending = range(depth) if attending is None else attending
         self.layers = {self._find(layer) for layer in layers}
         self._read = read
-        # plain dictionaries: a cache of bound methods would be a cycle that keeps the encoder's tensors
+        # plain dictionaries: a cache on bound methods would be a reference cycle that keeps the encoder's tensors alive
         self._inputs: dict[int, LayerInput] = {}
         self._attention: dict[int, Tensor] = {}
 
@@ -113,15 +115,15 @@ class EncoderReader:
         """Attention `[N]` that the cells of all pictures receive."""
         number = self._known(layer)
         if number not in self._attention:
-            found = self._layer(number)
-            received = attention_received(found.queries, found.keys, found.lengths, found.scale)
-            self._attention[number] = found.by_cell(received[:, None])[:, 0]
+            layer_input = self._layer(number)
+            received = attention_received(layer_input.queries, layer_input.keys, layer_input.lengths, layer_input.scale)
+            self._attention[number] = layer_input.by_cell(received[:, None])[:, 0]
         return self._attention[number]
 
     def keys(self, layer: EncoderLayer) -> Tensor:
-        """Keys `[N, F]` of the cells of all pictures, before their positions turned them."""
-        found = self._layer(self._known(layer))
-        return found.by_cell(found.content)
+        """Keys `[N, F]` of the cells of all pictures, before the rotary embedding."""
+        layer_input = self._layer(self._known(layer))
+        return layer_input.by_cell(layer_input.content)
 
     def _layer(self, number: int) -> LayerInput:
         if number not in self._inputs:
@@ -140,13 +142,13 @@ class EncoderReader:
 
 @contextmanager
 def keep_inputs(modules: Sequence[nn.Module], layers: Sequence[int]) -> Iterator[dict[int, dict[str, Any]]]:
-    """Remember by name what the chosen layers are called with, inside `with`."""
+    """Record the arguments of the chosen layers' calls, by name, inside `with`."""
     kept: dict[int, dict[str, Any]] = {}
-    handles, own = [], threading.get_ident()
+    handles, thread = [], threading.get_ident()
     for layer in {layer % len(modules) for layer in layers}:
 
         def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], layer: int = layer) -> None:
-            if threading.get_ident() == own:  # another thread may run the same encoder meanwhile
+            if threading.get_ident() == thread:  # another thread may be running the same encoder
                 kept[layer] = kwargs | ({"hidden_states": args[0]} if args else {})
 
         handles.append(modules[layer].register_forward_pre_hook(keep, with_kwargs=True))

@@ -1,4 +1,4 @@
-"""A model's own encoder as a CUDA graph: a few hundred cells are encoded faster than their kernels can be launched."""
+"""Running a model's encoder as a CUDA graph: for a few hundred cells, launching kernels takes longer than encoding."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ from torch import Tensor, nn
 from arr_coc.families.family import read_levels
 from arr_coc.runtime.cuda_graphs import GraphCache, may_replay
 
-# Patches above which encoding takes longer than launching.
+# With more patches than this, encoding takes longer than launching.
 MOST_PATCHES = 8192
 
 _caches: WeakKeyDictionary[nn.Module, GraphCache] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def call_encoder(visual: Any, patches: Tensor, told: Mapping[str, Tensor], replay: bool) -> tuple[Tensor, ...]:
-    """Features `[n, D]` and further levels of patches.
+def call_encoder(visual: Any, patches: Tensor, arguments: Mapping[str, Tensor], replay: bool) -> tuple[Tensor, ...]:
+    """Features `[n, D]` of patches, then their DeepStack levels.
 
     Args:
         visual (`nn.Module`): the encoder.
         patches (`Tensor` of shape `[n, F]`): rows of pixel values.
-        told (`Mapping[str, Tensor]`): what the encoder is told of them. What is on the host decides shapes.
-        replay (`bool`): whether calls like this one come again, so that a recording is worth its price. It is left
-            aside where it would hide something: gradients, hooks, compiled modules, attention that reads lengths.
+        arguments (`Mapping[str, Tensor]`): the encoder's other arguments. Those on the host decide shapes.
+        replay (`bool`): whether such calls will be repeated, so that recording a graph pays off. No graph is used where
+            it would change the result: with gradients, hooks, compiled modules, or attention that reads lengths.
     """
     if not (replay and len(patches) <= MOST_PATCHES and may_replay(patches) and _is_plain(visual)):
-        return read_levels(visual(patches, return_dict=True, **told))
-    names = [name for name, value in told.items() if value.device == patches.device]
-    host = tuple((name, tuple(value.tolist())) for name, value in told.items() if name not in names)
+        return read_levels(visual(patches, return_dict=True, **arguments))
+    names = [name for name, value in arguments.items() if value.device == patches.device]
+    host = tuple((name, tuple(value.tolist())) for name, value in arguments.items() if name not in names)
 
-    def encode(*given: Any) -> tuple[Tensor, ...]:
-        rows, *others = given[: len(names) + 1]
+    def encode(*tensors: Any) -> tuple[Tensor, ...]:
+        rows, *others = tensors[: len(names) + 1]
         lengths = {name: torch.tensor(values, dtype=torch.int32) for name, values in host}
         return read_levels(visual(rows, return_dict=True, **dict(zip(names, others, strict=True)), **lengths))
 
     with _lock:
         graphs = _caches.setdefault(visual, GraphCache())
-    # weights that were put elsewhere are others: a graph reads them by address
+    # a graph reads weights by address, so moved weights need a new one
     weights = tuple(value.data_ptr() for value in (*visual.parameters(), *visual.buffers()))
     attention = str(visual.config._attn_implementation)
-    found: tuple[Tensor, ...] = graphs(
-        encode, (patches, *(told[name] for name in names)), (tuple(names), host, attention, weights)
+    levels: tuple[Tensor, ...] = graphs(
+        encode, (patches, *(arguments[name] for name in names)), (tuple(names), host, attention, weights)
     )
-    return found
+    return levels
 
 
 def _is_plain(visual: Any) -> bool:
-    """Whether nothing but the weights decides what the encoder does, and it never waits for the device."""
+    """Whether the encoder's result depends on its weights alone, and it never waits for the device."""
     if visual.training or "flash" in str(visual.config._attn_implementation):
         return False
     return not any(

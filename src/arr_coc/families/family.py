@@ -1,7 +1,7 @@
-"""How a vision-language model is opened: what every family has to say, and the registry of those that do.
+"""The interface to one family of vision-language models, and the registry of families.
 
-A family is found by its config's `model_type`, also below wrappers such as PEFT's. To add one, subclass [`Family`] in
-a file of its own and decorate it with `@register_family("model_type", ...)`.
+A family is found by its config's `model_type`, also inside wrappers such as PEFT's. To add one, subclass [`Family`] in
+a new file and decorate it with `@register_family("model_type", ...)`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Encoded(NamedTuple):
     """All pictures (or clips) of a call, encoded.
 
     Args:
-        features (`Tensor` of shape `[N, D]`): merged tokens of all of them, one after the other.
-        deepstack (`tuple[Tensor, ...]`): further levels `[N, D]`; empty where a family has none.
-        reader (`EncoderReader`, *optional*): of the encoder's layers, where some were to be kept.
+        features (`Tensor` of shape `[N, D]`): merged tokens of all pictures, one after the other.
+        deepstack (`tuple[Tensor, ...]`): DeepStack levels `[N, D]`; empty if the family has none.
+        reader (`EncoderReader`, *optional*): reads the encoder layers that were recorded, if any.
     """
 
     features: Tensor
@@ -35,13 +35,13 @@ class Encoded(NamedTuple):
 
 
 class Family:
-    """One family of models. `target` is the module with `generate`, `inner` the one below its head."""
+    """One family of models. `target` is the module with `generate`, `inner` the one inside it, without the head."""
 
     processor_class: ClassVar[str] = ""
     kinds: ClassVar[tuple[str, ...]] = ("image",)
     pixel_names: ClassVar[Mapping[str, str]] = {"image": "pixel_values", "video": "pixel_values_videos"}
-    # whether decoding needs a cache: without one, transformers drops a mask without padding, and then reads gaps in
-    # one-dimensional positions as the borders of packed sequences
+    # whether decoding needs a cache: without one, transformers drops a mask that has no padding, and then takes gaps in
+    # one-dimensional positions for borders of packed sequences
     needs_cache: ClassVar[bool] = False
     # inputs that describe the full prompt and mean nothing for the shorter one
     consumed: ClassVar[tuple[str, ...]] = ("pixel_values",)
@@ -57,19 +57,19 @@ class Family:
         return self._target
 
     def present(self, inputs: Inputs) -> list[str]:
-        """Kinds of pictures that a call carries."""
+        """Kinds of pictures in a call."""
         return [kind for kind in self.kinds if inputs.get(self.pixel_names[kind]) is not None]
 
     def needs(self, inputs: Inputs) -> list[str]:
-        """Names of inputs without which the pictures of a call cannot be read."""
+        """Names of the inputs needed to read the pictures of a call, besides their pixels."""
         return []
 
     def token_id(self, kind: str) -> int:
-        """Id of the placeholder of one visual token."""
+        """Id of a visual token's placeholder."""
         return int(getattr(self.config, f"{kind}_token_id"))
 
     def special_ids(self) -> set[int]:
-        """Ids around pictures that are no words."""
+        """Ids of placeholders and picture markers, which are not words."""
         names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
         return {int(value) for name in names if (value := getattr(self.config, name, None)) is not None}
 
@@ -83,10 +83,10 @@ class Family:
 
     def grids(self, inputs: Inputs, kind: str) -> list[Grid]:
         """Token grid `(t, h, w)` of each picture of a kind, before anything is encoded."""
-        raise TypeError(f"{type(self).__name__} does not say what grids its pictures have")
+        raise self._not_implemented("grids")
 
     def encode(self, inputs: Inputs, kind: str, layers: Sequence[EncoderLayer] = ()) -> Encoded:
-        """Encode all pictures of a kind once, and keep what the named encoder layers saw."""
+        """Encode all pictures of a kind once, and record the named encoder layers."""
         modules = self.encoder_attention() if layers else []
         attending = self.attending_layers(len(modules))
         with keep_inputs(modules, [find_layer(layer, len(modules), attending) for layer in layers]) as kept:
@@ -102,51 +102,55 @@ class Family:
     def encode_cells(
         self, patches: Tensor, cells: Sequence[Tensor], grids: Sequence[Grid], replay: bool = False
     ) -> Encoded:
-        """Encode chosen cells of still pictures alone, each at its true place, all pictures in one call.
+        """Encode only the chosen cells of still pictures, each at its true place, all pictures in one call.
 
         Args:
             patches (`Tensor` of shape `[n, F]`): rows of pixel values of all cells, picture by picture.
-            cells (`Sequence[Tensor]`): for each picture its chosen cells `[k]`, in the order of `patches`.
+            cells (`Sequence[Tensor]`): for each picture, its chosen cells `[k]`, in the order of `patches`.
             grids (`Sequence[Grid]`): token grid of each whole picture.
-            replay (`bool`, *optional*, defaults to `False`): whether as many cells will be encoded again and again.
+            replay (`bool`, *optional*, defaults to `False`): whether calls with as many cells will be repeated, so
+                that a CUDA graph pays off.
         """
         raise ValueError(
-            f"{self.config.model_type} reads whole pictures of one size, so that single cells cannot be encoded; "
-            "use mode 'prune'"
+            f"{self.config.model_type} encodes whole pictures of one size only, not single cells; use mode 'prune'"
         )
 
     def run_encoder(self, inputs: Inputs, kind: str) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Merged tokens `[N, D]` of all pictures of a kind, and further levels of them."""
-        raise TypeError(f"{type(self).__name__} does not say how it encodes")
+        """Merged tokens `[N, D]` of all pictures of a kind, and their DeepStack levels."""
+        raise self._not_implemented("run_encoder")
 
     def encoder_attention(self) -> list[nn.Module]:
         """The attention module of each encoder layer."""
-        raise TypeError(f"{type(self).__name__} does not say how its encoder is read")
+        raise self._not_implemented("encoder_attention")
 
     def attending_layers(self, depth: int) -> Sequence[int]:
         """Encoder layers in which every patch attends to its whole picture or frame."""
         return range(depth)
 
     def read_layer(self, module: nn.Module, called: dict[str, Any], inputs: Inputs, kind: str) -> LayerInput:
-        """Queries and keys of a layer, from what its attention was called with."""
-        raise TypeError(f"{type(self).__name__} does not say how its encoder is read")
+        """Queries and keys of a layer, from the recorded arguments of its attention module."""
+        raise self._not_implemented("read_layer")
 
     def completed(self, inputs: Inputs) -> dict[str, Tensor]:
-        """Inputs that the model needs and a caller may have left out."""
+        """Inputs that the model needs but the caller left out."""
         return {}
 
     def positions(self, inputs: Inputs) -> Tensor:
         """Positions `[P, B, L]` of the full prompt, `P` of them for each token."""
-        raise TypeError(f"{type(self).__name__} does not say where its tokens stand")
+        raise self._not_implemented("positions")
 
     def place(self, mask: Tensor, positions: Tensor, next_position: Tensor) -> dict[str, Tensor]:
-        """Position arguments of the shorter prompt, given its mask `[B, L']`, its tokens' positions `[P, B, L']`, and
-        where decoding goes on `[B]`.
+        """Position arguments of the shorter prompt.
+
+        Args:
+            mask (`Tensor` of shape `[B, L']`): 0 where padded.
+            positions (`Tensor` of shape `[P, B, L']`): of its tokens.
+            next_position (`Tensor` of shape `[B]`): of the first generated token.
         """
-        raise TypeError(f"{type(self).__name__} does not say how positions are passed")
+        raise self._not_implemented("place")
 
     def pictures(self, inputs: Inputs, kind: str) -> list[Tensor] | None:
-        """The pictures `[t, 3, H, W]` in [0, 1] behind the pixel values, if they can be had."""
+        """The pictures `[t, 3, H, W]` in [0, 1], rebuilt from the pixel values; None if that is not possible."""
         return None
 
     def resize(self, inputs: Inputs, kind: str, grids: Sequence[Grid]) -> dict[str, Tensor]:
@@ -158,27 +162,30 @@ class Family:
         raise ValueError(f"{self.config.model_type} does not cut pictures into cells; use mode 'prune'")
 
     def state_grids(self, kind: str, grids: Sequence[Grid], device: torch.device) -> dict[str, Tensor]:
-        """The inputs that tell the model of token grids."""
+        """The inputs that state the token grids of the pictures."""
         return {}
 
     def embed_words(self, ids: Tensor, layers: int = 0) -> Tensor:
-        """Embeddings `[Q, D]` of words, or what the language model's first layers make of them read by themselves."""
+        """Embeddings `[Q, D]` of words, or their hidden states after some layers of the language model."""
         words: Tensor = self.target.get_input_embeddings()(ids)
         if layers == 0:
             return words
         language: Any = self.inner.language_model
         if layers > len(language.layers):
             raise ValueError(f"`query_layers` must be at most {len(language.layers)} for this model, got {layers}")
-        # a shallow copy that shares every weight; the model itself is not touched
+        # a shallow copy shares every weight and leaves the model untouched
         short = copy.copy(language)
         short._modules = {**language._modules, "layers": language.layers[:layers], "norm": nn.Identity()}
         output = type(language).forward(short, inputs_embeds=words[None], use_cache=False)
-        read: Tensor = output.last_hidden_state[0]
-        return read
+        hidden: Tensor = output.last_hidden_state[0]
+        return hidden
 
     def wrap(self, features: list[Tensor], deepstack: list[list[Tensor]]) -> Any:
-        """Encoder output with the rows of each picture, as the model takes it."""
-        raise TypeError(f"{type(self).__name__} does not say how it takes features")
+        """The features of each picture in the form of the model's encoder output."""
+        raise self._not_implemented("wrap")
+
+    def _not_implemented(self, method: str) -> TypeError:
+        return TypeError(f"{type(self).__name__} does not implement `{method}`; define it in the subclass of `Family`")
 
 
 FamilyT = TypeVar("FamilyT", bound=type[Family])
@@ -186,7 +193,7 @@ _FAMILIES: dict[str, type[Family]] = {}
 
 
 def register_family(*model_types: str) -> Callable[[FamilyT], FamilyT]:
-    """Class decorator that makes a family known by the `model_type` of its config."""
+    """Class decorator that registers a family for one or more `model_type`s."""
 
     def register(cls: FamilyT) -> FamilyT:
         for name in model_types:
@@ -199,7 +206,7 @@ def register_family(*model_types: str) -> Callable[[FamilyT], FamilyT]:
 
 
 def list_families() -> list[str]:
-    """The `model_type`s that can be opened.
+    """The supported `model_type`s.
 
     Example:
 
@@ -214,7 +221,7 @@ def list_families() -> list[str]:
 
 
 def family_class(model_type: str) -> type[Family]:
-    """The family of a `model_type`; an unknown one is refused with the list of those that are known."""
+    """The family of a `model_type`; an unknown one raises `ValueError` with the list of supported ones."""
     if model_type not in _FAMILIES:
         raise _unsupported(model_type)
     return _FAMILIES[model_type]
@@ -228,27 +235,27 @@ def _unsupported(name: str) -> ValueError:
 
 
 def open_family(model: nn.Module) -> Family:
-    """Find the family of a model, also below wrappers, and refuse what would go wrong before anything is touched."""
+    """Find the family of a model, also inside wrappers; raise `ValueError` if the model cannot work."""
     prompt_learning = getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
     if prompt_learning:
         raise ValueError(
-            "prompt and prefix tuning move or drop positions, so that tokens would lose their places; use LoRA"
+            "prompt and prefix tuning shift or drop positions, so tokens would lose their places; use LoRA"
         )
     for module in model.modules():
         model_type = getattr(getattr(module, "config", None), "model_type", None)
-        # its own head, not one that a wrapper passes on
+        # the module's own head: wrappers pass on attributes of the inner model
         if model_type in _FAMILIES and "lm_head" in dict(module.named_children()):
             if "mm_encoder_outputs" not in inspect.signature(type(module).forward).parameters:
-                raise ValueError("this version of transformers does not take encoded pictures; install >= 5.19")
+                raise ValueError("this version of transformers does not accept encoded pictures; install >= 5.19")
             return _FAMILIES[model_type](module)
     raise _unsupported(type(model).__name__)
 
 
 def read_levels(output: Any) -> tuple[Tensor, ...]:
-    """Merged tokens `[N, D]` that an encoder gave out, then its further levels."""
+    """Merged tokens `[N, D]` from an encoder's output, then its DeepStack levels."""
     return flat(output.pooler_output), *map(flat, getattr(output, "deepstack_features", None) or ())
 
 
 def flat(values: Any) -> Tensor:
-    """Features of all pictures in one tensor `[N, D]`, however a family delivers them."""
+    """Features of all pictures in one tensor `[N, D]`; some families return a list."""
     return torch.cat(list(values)) if isinstance(values, tuple | list) else values

@@ -1,4 +1,4 @@
-"""LLaVA: one-dimensional positions and a square grid; shows that the layer does not depend on M-RoPE."""
+"""LLaVA: one-dimensional positions, one square grid for every picture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from arr_coc.pixels.patches import CLIP_MEAN, CLIP_STD, colour_constant
 
 @register_family("llava")
 class Llava(Family):
-    """LLaVA 1.5. A padded batch equals the plain `forward` to rounding: that one counts padding in its positions."""
+    """LLaVA 1.5. Padded batches match the plain `forward` up to rounding, because that one counts padding positions."""
 
     processor_class = "LlavaProcessor"
     needs_cache = True
@@ -32,7 +32,7 @@ class Llava(Family):
             )
 
     def grids(self, inputs: Inputs, kind: str) -> list[Grid]:
-        """Each picture has the same square grid."""
+        """The same square grid for each picture."""
         vision = self.config.vision_config
         side = vision.image_size // vision.patch_size
         return [(1, side, side)] * len(inputs["pixel_values"])
@@ -67,13 +67,13 @@ class Llava(Family):
         )
 
     def positions(self, inputs: Inputs) -> Tensor:
-        """Places `[1, B, L]` in the full prompt."""
+        """Positions `[1, B, L]` in the full prompt, without padding."""
         mask = inputs.get("attention_mask")
         mask = torch.ones_like(inputs["input_ids"]) if mask is None else mask
         return (mask.long().cumsum(dim=-1) - 1).clamp(min=0)[None]
 
     def place(self, mask: Tensor, positions: Tensor, next_position: Tensor) -> dict[str, Tensor]:
-        """One row: the places the tokens had in the full prompt."""
+        """One row: the positions of the tokens in the full prompt."""
         return {"position_ids": positions[0]}
 
     def pictures(self, inputs: Inputs, kind: str) -> list[Tensor] | None:

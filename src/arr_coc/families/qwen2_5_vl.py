@@ -1,4 +1,4 @@
-"""Qwen2.5-VL: as Qwen2-VL, with windows in its encoder and absolute time in the positions of clips."""
+"""Qwen2.5-VL: Qwen2-VL with window attention in its encoder and absolute time in the positions of clips."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from arr_coc.families.qwen2_vl import Qwen2VL
 
 @register_family("qwen2_5_vl")
 class Qwen25VL(Qwen2VL):
-    """Qwen2.5-VL. `second_per_grid_ts` reaches its positions by name."""
+    """Qwen2.5-VL. Its `get_rope_index` also takes `second_per_grid_ts`."""
 
     processor_class = "Qwen2_5_VLProcessor"
 
     def attending_layers(self, depth: int) -> Sequence[int]:
-        """Most layers see windows only."""
+        """The layers with full attention; the others attend within windows."""
         return [int(layer) for layer in self.config.vision_config.fullatt_block_indexes]
 
     def cell_order(self, inputs: Inputs, kind: str) -> Tensor | None:
-        """The encoder works window by window."""
+        """Index of each cell in the encoder, which works window by window."""
         vision = self.config.vision_config
         index, _ = get_vision_window_index(
             inputs[f"{kind}_grid_thw"],
@@ -36,16 +36,16 @@ class Qwen25VL(Qwen2VL):
         return order
 
     def cell_arguments(self, places: Sequence[Tensor], grids: Sequence[Grid]) -> dict[str, Tensor]:
-        """Chosen cells in the order of the encoder's windows, each window as long as it has cells."""
+        """The chosen cells sorted by encoder window, and the length of each window's part."""
         vision = self.config.vision_config
         side = vision.window_size // vision.patch_size // vision.spatial_merge_size  # in cells
         keys, first = [], 0
         for place, (_, rows, columns) in zip(places, grids, strict=True):
-            across = -(-columns // side)
-            window = first + place[:, 0] // side * across + place[:, 1] // side
+            per_row = -(-columns // side)  # windows in a row
+            window = first + place[:, 0] // side * per_row + place[:, 1] // side
             inside = place[:, 0] % side * side + place[:, 1] % side
             keys.append(window * side**2 + inside)
-            first += -(-rows // side) * across
+            first += -(-rows // side) * per_row
         key = torch.cat(keys)
         order = key.argsort()
         _, counts = (key[order] // side**2).unique_consecutive(return_counts=True)

@@ -1,4 +1,4 @@
-"""Qwen2-VL: three-dimensional positions (M-RoPE), patches of 14 pixels, normalisation of CLIP."""
+"""Qwen2-VL: three-dimensional positions (M-RoPE), patches of 14 pixels, CLIP's normalisation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from arr_coc.pixels.patches import CLIP_MEAN, CLIP_STD, patches_from_picture, pi
 
 @register_family("qwen2_vl")
 class Qwen2VL(Family):
-    """Qwen2-VL, and the base of the families that followed it."""
+    """Qwen2-VL, and the base class of the later Qwen families."""
 
     processor_class = "Qwen2VLProcessor"
     kinds = ("image", "video")
@@ -37,7 +37,7 @@ class Qwen2VL(Family):
         return [f"{kind}_grid_thw" for kind in self.present(inputs)]
 
     def grids(self, inputs: Inputs, kind: str) -> list[Grid]:
-        """Patch grids, divided by the merge of patches into tokens."""
+        """The patch grids divided by the encoder's merge size."""
         merge = self.config.vision_config.spatial_merge_size
         return [(t, h // merge, w // merge) for t, h, w in inputs[f"{kind}_grid_thw"].tolist()]
 
@@ -50,29 +50,31 @@ class Qwen2VL(Family):
     def encode_cells(
         self, patches: Tensor, cells: Sequence[Tensor], grids: Sequence[Grid], replay: bool = False
     ) -> Encoded:
-        """Chosen cells through the encoder's own forward, which takes their places as arguments."""
+        """Call the encoder with the patches of the chosen cells and their places as arguments."""
         merge = self.config.vision_config.spatial_merge_size
-        places = [torch.stack([own // grid[2], own % grid[2]], dim=1) for own, grid in zip(cells, grids, strict=True)]
+        places = [
+            torch.stack([k // grid[2], k % grid[2]], dim=1) for k, grid in zip(cells, grids, strict=True)
+        ]  # [k, 2]
         inside = torch.cartesian_prod(*[torch.arange(merge, device=patches.device)] * 2)  # [m * m, 2]
         positions = (torch.cat(places)[:, None] * merge + inside).flatten(0, 1)  # [n, 2]
-        lengths = torch.tensor([0] + [len(own) * merge**2 for own in cells], dtype=torch.int32)
-        known = {"cu_seqlens": lengths.cumsum(0, dtype=torch.int32), **self.cell_arguments(places, grids)}
-        told = {
+        lengths = torch.tensor([0] + [len(indices) * merge**2 for indices in cells], dtype=torch.int32)
+        layout = {"cu_seqlens": lengths.cumsum(0, dtype=torch.int32), **self.cell_arguments(places, grids)}
+        arguments = {
             **self.state_grids("image", grids, patches.device),
             "position_ids": positions,
-            **{name: value.to(self._home(name, patches.device)) for name, value in known.items()},
+            **{name: value.to(self._argument_device(name, patches.device)) for name, value in layout.items()},
         }
-        told["grid_thw"] = told.pop("image_grid_thw")
-        levels = call_encoder(self.inner.visual, patches.to(self.inner.visual.dtype), told, replay)
+        arguments["grid_thw"] = arguments.pop("image_grid_thw")
+        levels = call_encoder(self.inner.visual, patches.to(self.inner.visual.dtype), arguments, replay)
         return Encoded(levels[0], levels[1:])
 
-    def _home(self, name: str, device: torch.device) -> torch.device:
-        """Where the encoder reads what it is told: lengths on the host at each layer, but for flash attention."""
+    def _argument_device(self, name: str, device: torch.device) -> torch.device:
+        """The device of an encoder argument: layers read lengths on the host, except with flash attention."""
         flash = "flash" in str(self.inner.visual.config._attn_implementation)
         return device if flash or "seqlens" not in name else torch.device("cpu")
 
     def cell_arguments(self, places: Sequence[Tensor], grids: Sequence[Grid]) -> dict[str, Tensor]:
-        """What else the encoder must be told of rows and columns `[k, 2]` of the chosen cells of each picture."""
+        """Further encoder arguments, given the rows and columns `[k, 2]` of each picture's chosen cells."""
         return {}
 
     def encoder_attention(self) -> list[nn.Module]:
@@ -80,7 +82,7 @@ class Qwen2VL(Family):
         return [block.attn for block in self.inner.visual.blocks]
 
     def read_layer(self, module: nn.Module, called: dict[str, Any], inputs: Inputs, kind: str) -> LayerInput:
-        """Queries and keys of a layer; its frames (or windows) attend to themselves alone."""
+        """Queries and keys of a layer; attention stays inside a frame (or window)."""
         attention: Any = module
         hidden = called["hidden_states"]
         # [n, 3 * F] -> [3, n, heads, d]
@@ -97,11 +99,11 @@ class Qwen2VL(Family):
         )
 
     def cell_order(self, inputs: Inputs, kind: str) -> Tensor | None:
-        """Where each cell stands inside the encoder; None if in the order of the picture."""
+        """Index of each cell in the encoder; None if that is the order of the picture."""
         return None
 
     def completed(self, inputs: Inputs) -> dict[str, Tensor]:
-        """`mm_token_type_ids`, without which `generate` would silently fall back to text positions."""
+        """`mm_token_type_ids`; without them `generate` silently falls back to text positions."""
         if inputs.get("mm_token_type_ids") is not None:
             return {}
         ids = inputs["input_ids"]
@@ -110,28 +112,27 @@ class Qwen2VL(Family):
 
     def positions(self, inputs: Inputs) -> Tensor:
         """M-RoPE positions `[3, B, L]` of the full prompt."""
-        known = dict(inputs)
-        known |= self.completed(inputs)
-        wanted = inspect.signature(self.inner.get_rope_index).parameters
-        arguments = {name: known[name] for name in wanted if known.get(name) is not None}
+        available = {**inputs, **self.completed(inputs)}
+        names = inspect.signature(self.inner.get_rope_index).parameters
+        arguments = {name: available[name] for name in names if available.get(name) is not None}
         positions: Tensor = self.inner.get_rope_index(**arguments)[0]
         return positions
 
     def place(self, mask: Tensor, positions: Tensor, next_position: Tensor) -> dict[str, Tensor]:
-        """Four rows: a gapless count for the mask, in which gaps would read as packed sequences, then t, h, w."""
+        """Four rows: text positions without gaps, which would mean packed sequences, then t, h, w."""
         text = (mask.long().cumsum(dim=-1) - 1).clamp(min=0)
-        self.inner.rope_deltas = (next_position - mask.long().sum(dim=-1))[:, None]  # where decoding goes on
+        self.inner.rope_deltas = (next_position - mask.long().sum(dim=-1))[:, None]  # for decoding
         return {"position_ids": torch.cat([text[None], positions])}
 
     def pictures(self, inputs: Inputs, kind: str) -> list[Tensor] | None:
-        """One frame per row of tokens, exactly as the processor had it after resizing."""
+        """One frame per temporal patch, exactly as the processor resized it."""
         rows, cut = inputs[self.pixel_names[kind]], self.cut()
-        # [n, C * T * P * P] -> [n, C, T, P * P] -> [n, C * P * P]: only the first frame of each pair is put together
+        # [n, C * T * P * P] -> [n, C, T, P * P] -> [n, C * P * P]: only the first frame of each pair
         rows = rows.view(len(rows), 3, cut["temporal_patch_size"], -1)[:, :, 0].flatten(1)
         return picture_from_patches(rows, inputs[f"{kind}_grid_thw"], **{**cut, "temporal_patch_size": 1})
 
     def resize(self, inputs: Inputs, kind: str, grids: Sequence[Grid]) -> dict[str, Tensor]:
-        """Pixel values and grids of the pictures at other sizes, resampled as the processor does (bicubic)."""
+        """Pixel values and grids of the resized pictures; bicubic, as in the processor."""
         pixels, patch_grid = inputs[self.pixel_names[kind]], inputs[f"{kind}_grid_thw"]
         clips = picture_from_patches(pixels, patch_grid, **self.cut())
         cell = self.config.vision_config.patch_size * self.config.vision_config.spatial_merge_size
@@ -147,7 +148,7 @@ class Qwen2VL(Family):
         return {self.pixel_names[kind]: torch.cat(rows), f"{kind}_grid_thw": grid}
 
     def state_grids(self, kind: str, grids: Sequence[Grid], device: torch.device) -> dict[str, Tensor]:
-        """Patch grids."""
+        """The patch grids."""
         merge = self.config.vision_config.spatial_merge_size
         return {f"{kind}_grid_thw": torch.tensor([(t, h * merge, w * merge) for t, h, w in grids], device=device)}
 

@@ -1,4 +1,4 @@
-"""Qwen3.5: the encoder of Qwen3-VL without DeepStack, a language model that mixes linear and full attention."""
+"""Qwen3.5: Qwen3-VL's encoder without DeepStack, and a language model with linear and full attention layers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from arr_coc.families.qwen3_vl import Qwen3VL
 
 @register_family("qwen3_5")
 class Qwen35(Qwen3VL):
-    """Qwen3.5. In its linear layers a dropped token is not masked but never read."""
+    """Qwen3.5. Dropped tokens are not in the prompt at all, so its linear layers never read them."""
 
     def wrap(self, features: list[Tensor], deepstack: list[list[Tensor]]) -> Any:
-        """Features of each picture, as before DeepStack."""
+        """Features of each picture; this family has no DeepStack."""
         return Qwen2VL.wrap(self, features, deepstack)

@@ -1,4 +1,4 @@
-"""Qwen3-VL: patches of 16 pixels, one run of tokens per frame, DeepStack levels that must be pruned alike."""
+"""Qwen3-VL: patches of 16 pixels, one run of tokens per frame, DeepStack levels that are pruned with the tokens."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ from arr_coc.pixels.patches import HALF
 
 @register_family("qwen3_vl", "qwen3_vl_moe")
 class Qwen3VL(Qwen2VL):
-    """Qwen3-VL and its mixture of experts."""
+    """Qwen3-VL and its mixture-of-experts variant."""
 
     processor_class = "Qwen3VLProcessor"
     image_mean = HALF
     image_std = HALF
 
     def cell_arguments(self, places: Sequence[Tensor], grids: Sequence[Grid]) -> dict[str, Tensor]:
-        """Where the cells' patches lie in the encoder's learned table of positions, which is stretched to the picture.
+        """Indices and weights of the cells' patches in the encoder's position table, which is stretched to the picture.
 
-        The table is stretched along each side by itself, so that a picture of one row and one of one column tell all.
+        Each side is stretched independently, so a picture of one column and one of one row give all values.
         """
         merge, side = self.config.vision_config.spatial_merge_size, self.inner.visual.num_grid_per_side
         indices, weights = [], []
         inside = torch.cartesian_prod(*[torch.arange(merge, device=places[0].device)] * 2)  # [m * m, 2]
         for place, (_, rows, columns) in zip(places, grids, strict=True):
             patch = (place[:, None] * merge + inside).flatten(0, 1)  # [k * m * m, 2]
-            (down, down_share), (along, along_share) = (
-                tuple(value.to(patch.device)[patch[:, axis]] for value in self._taps(axis, cells * merge))
+            (row, row_weight), (column, column_weight) = (
+                tuple(value.to(patch.device)[patch[:, axis]] for value in self._interpolate(axis, cells * merge))
                 for axis, cells in enumerate((rows, columns))
             )
-            indices.append((down[:, :, None] * side + along[:, None]).flatten(1))
-            weights.append((down_share[:, :, None] * along_share[:, None]).flatten(1))
+            indices.append((row[:, :, None] * side + column[:, None]).flatten(1))
+            weights.append((row_weight[:, :, None] * column_weight[:, None]).flatten(1))
         return {"interp_indices": torch.cat(indices), "interp_weights": torch.cat(weights)}
 
-    def _taps(self, axis: int, length: int) -> tuple[Tensor, Tensor]:
-        """Rows (axis 0) or columns of the table that each patch along a side lies between, and their shares."""
+    def _interpolate(self, axis: int, length: int) -> tuple[Tensor, Tensor]:
+        """For each patch along a side, the nearby rows (axis 0) or columns of the table, and their weights."""
         visual = self.inner.visual
         side = visual.num_grid_per_side
-        places, shares = get_vision_interpolation_indices_and_weights(
+        places, weights = get_vision_interpolation_indices_and_weights(
             torch.tensor([(1, length, 1) if axis == 0 else (1, 1, length)]),
             num_grid_per_side=side,
             mode=visual.interpolation_mode,
             align_corners=visual.interpolation_align_corners,
         )
         count = round(places.shape[1] ** 0.5)
-        places, shares = (value.view(length, count, count) for value in (places, shares))  # [length, rows, columns]
+        places, weights = (value.view(length, count, count) for value in (places, weights))  # [length, rows, columns]
         if axis == 0:
-            return places[:, :, 0] // side, shares.sum(dim=2)
-        return places[:, 0] % side, shares.sum(dim=1)
+            return places[:, :, 0] // side, weights.sum(dim=2)
+        return places[:, 0] % side, weights.sum(dim=1)
 
     def wrap(self, features: list[Tensor], deepstack: list[list[Tensor]]) -> Any:
-        """Features of each picture and their rows of every DeepStack level."""
-        # here, not above: opening another family should not load this one
+        """Features of each picture, and its rows of every DeepStack level."""
+        # imported here, so that other families do not load it
         from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
 
         return BaseModelOutputWithDeepstackFeatures(
