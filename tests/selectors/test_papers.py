@@ -271,7 +271,7 @@ def test_the_example_for_a_new_selector_is_a_whole_one():
 @pytest.mark.parametrize("name", PEERS)
 def test_cells_that_were_never_encoded_are_refused(name):
     one = VisualQuery(torch.rand(4, 8), (1, 2, 2), torch.rand(1, 8), cells=(1, 4, 4))
-    with pytest.raises(InvalidSelectorError, match=r"chooses among tokens that were encoded.*use mode 'prune'"):
+    with pytest.raises(InvalidSelectorError, match=r"chooses among encoded tokens.*use mode 'prune'"):
         create_selector(name).select([one], 2)
 
 

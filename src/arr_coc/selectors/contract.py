@@ -1,8 +1,8 @@
-"""Selecting: the one interface of everything that picks tokens, and the registry of all that do.
+"""The contract of selectors: the classes that everything that picks tokens implements.
 
-A [`TokenSelector`] gets one [`VisualQuery`] per picture or clip and answers with one [`Selection`] each. A
-[`PictureSelector`] acts before the encoder: it has a smaller picture read. A [`LanguageSelector`] acts inside the
-language model, between two of its layers. All live in one registry.
+A [`TokenSelector`] gets one [`VisualQuery`] per picture or clip and returns one [`Selection`] for each. A
+[`PictureSelector`] acts before the encoder and makes the picture smaller. A [`LanguageSelector`] acts inside the
+language model, between two of its layers.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from arr_coc.config import Budget, EncoderLayer, Grid, cell_count, check_grid
 from arr_coc.pixels.mipmaps import Mipmaps
 from arr_coc.selectors.output import ARRCOCOutput
 
-# The share of the tokens that is kept where nobody says how many.
+# Share of the tokens kept without a budget.
 DEFAULT_RATIO = 0.25
 LayerReader = Callable[[EncoderLayer], Tensor]
 _SAME_AS_GRID: Grid = (0, 0, 0)
 
 
 def check_cells(cells: Grid, grid: Grid) -> None:
-    """Refuse cells that are not the tokens' grid or a finer one."""
+    """Raise `ValueError` unless `cells` is the tokens' grid or a finer one."""
     if cells[0] != grid[0] or cells[1] < grid[1] or cells[2] < grid[2]:
         raise ValueError(f"`cells` must have the frames of `grid` {grid} and be no coarser, got {cells}")
 
 
 @dataclass(frozen=True, eq=False)
 class VisualQuery:
-    """One picture or clip as a selector sees it.
+    """One picture or clip and its question: the input of a selector.
 
     Args:
         tokens (`Tensor` of shape `[N, D]`): the encoder's merged tokens.
         grid (`tuple[int, int, int]`): `(t, h, w)` of the tokens.
-        words (`Tensor` of shape `[Q, D]`): embeddings of the query's words.
-        cells (`tuple[int, int, int]`, *optional*): `(t, h, w)` on which relevance is asked; the tokens' by default.
-        picture (`Tensor` of shape `[t, 3, H, W]` or `Mipmaps`, *optional*): in [0, 1], or what was measured of it.
-        attention_reader, key_reader (`Callable`, *optional*): compute what an encoder layer's patches receive, and
-            its keys, when asked.
+        words (`Tensor` of shape `[Q, D]`): embeddings of the question's words.
+        cells (`tuple[int, int, int]`, *optional*): grid `(t, h, w)` to choose from; by default that of the tokens.
+        picture (`Tensor` of shape `[t, 3, H, W]` or `Mipmaps`, *optional*): in [0, 1], or its statistics.
+        attention_reader, key_reader (`Callable`, *optional*): compute the attention that cells receive in an encoder
+            layer, and their keys, on demand.
         deepstack (`tuple[Tensor, ...]`, *optional*): rows `[N, D]` of the tokens at each DeepStack level, for methods
             that merge tokens.
-        details (`bool`, *optional*, defaults to `False`): ask a layer to keep its texture and the pull of each word in
-            its output.
+        details (`bool`, *optional*, defaults to `False`): whether the layer's output keeps its texture and the pull of
+            each word.
 
     Example:
 
@@ -80,7 +80,7 @@ class VisualQuery:
         if self.words.ndim != 2 or self.words.shape[1] != self.tokens.shape[1]:
             raise ValueError(f"`words` must have shape [Q, {self.tokens.shape[1]}], got {tuple(self.words.shape)}")
         if self.words.shape[0] == 0:
-            raise ValueError("`words` is empty; a query needs at least one word")
+            raise ValueError("`words` is empty; pass the embedding of at least one word")
         wrong = [tuple(level.shape) for level in self.deepstack if level.shape != self.tokens.shape]
         if wrong:
             shape = tuple(self.tokens.shape)
@@ -92,32 +92,32 @@ class VisualQuery:
             raise ValueError(f"`picture` must have shape [{grid[0]}, 3, H, W], got {tuple(self.picture.shape)}")
 
     def received_attention(self, layer: EncoderLayer) -> Tensor:
-        """Mean attention `[N]` that the cells receive at a layer of the encoder."""
+        """Mean attention `[N]` that the cells receive in an encoder layer."""
         return self._read(self.attention_reader, "attention", layer)
 
     def keys(self, layer: EncoderLayer) -> Tensor:
-        """Keys `[N, F]` of the cells at a layer of the encoder."""
+        """Keys `[N, F]` of the cells in an encoder layer."""
         return self._read(self.key_reader, "keys", layer)
 
     @staticmethod
-    def _read(reader: LayerReader | None, what: str, layer: EncoderLayer) -> Tensor:
+    def _read(reader: LayerReader | None, name: str, layer: EncoderLayer) -> Tensor:
         if reader is None:
-            raise ValueError(f"this query carries no encoder to read {what} from; use a selector that needs none")
+            raise ValueError(f"this query carries no encoder to read {name} from; use a selector that needs none")
         return reader(layer)
 
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The tokens that stay of one picture or clip.
+    """The tokens that a selector keeps of one picture or clip.
 
     Args:
         indices (`Tensor` of shape `[K]`): kept cells, ascending.
         features (`Tensor` of shape `[K, D]`, *optional*): replacement rows, for methods that merge tokens; `indices`
             then names the cells whose places they take.
         deepstack (`tuple[Tensor, ...]`, *optional*): replacement rows for each DeepStack level.
-        gate (`Tensor` of shape `[K]`, *optional*): value 1, carries the gradient to the selector.
-        output (`ARRCOCOutput`, *optional*): what an ARR-COC layer saw.
-        order (`Tensor` of shape `[K]`, *optional*): places in `indices`, what matters most first; by default that of
+        gate (`Tensor` of shape `[K]`, *optional*): factors of value 1 that carry the gradient to the selector.
+        output (`ARRCOCOutput`, *optional*): the output of an ARR-COC layer.
+        order (`Tensor` of shape `[K]`, *optional*): places in `indices`, most relevant first; by default the order of
             `output`.
     """
 
@@ -129,24 +129,28 @@ class Selection:
     order: Tensor | None = None
 
     def by_relevance(self) -> Tensor:
-        """Kept cells `[K]`, what matters most first; as they are where that is not known."""
+        """Kept cells `[K]`, most relevant first; ascending if there is no order."""
         if self.order is not None:
             return self.indices[self.order]
         return self.indices if self.output is None else self.indices[self.output.order[0]]
 
 
 class InvalidSelectorError(ValueError):
-    """A selector that cannot work on a call as it was made, whatever `on_error` says."""
+    """The selector does not fit the call; always raised, whatever `on_error` says."""
 
 
 class TokenSelector(ABC):
-    """Picks tokens after a full encoding. Subclasses implement `select` and are registered by name.
+    """Picks tokens of an encoded picture. Subclasses implement `select` and are registered by name.
 
-    One that never reads `VisualQuery.picture` sets `needs_picture = False`, and the picture is not rebuilt for it. One
-    that reads attention or keys of the encoder names the layers in `encoder_layers` (negative ones count from the
-    end; a float is a share of the depth, and means the layer nearest to it that attends to the whole picture): they
-    are kept during the one pass of the encoder, at no second pass. One whose selections say what matters most sets
-    `ordered`: mode `"saccade"` then asks it for as many cells as may fit, and stops where they no longer do.
+    Class attributes:
+        needs_picture: `False` if `select` never reads `VisualQuery.picture`, which is then not rebuilt.
+        keeps_cells: whether the kept tokens are cells of the full picture.
+        default_budget: the budget if none is given.
+        ordered: whether selections have an order of relevance. Mode `"saccade"` then asks for as many cells as may fit
+            and reads them in that order until the budget is used.
+        encoder_layers: encoder layers whose attention or keys `select` reads; they are recorded while the picture is
+            encoded, without a second pass. Negative numbers count from the end; a float is a share of the depth and
+            means the nearest layer that attends to the whole picture.
     """
 
     needs_picture: ClassVar[bool] = True
@@ -157,19 +161,23 @@ class TokenSelector(ABC):
 
     @property
     def can_saccade(self) -> bool:
-        """Whether it can choose before the full picture is encoded, as mode `"saccade"` asks it to."""
+        """Whether it can choose before the full picture is encoded, as mode `"saccade"` needs."""
         return not self.encoder_layers
 
     def check(self, queries: Sequence[VisualQuery]) -> None:  # noqa: B027  (most have nothing to refuse)
-        """Raise [`InvalidSelectorError`] if the selector was made for something else than these queries."""
+        """Raise [`InvalidSelectorError`] if the selector does not fit these queries."""
 
     @abstractmethod
     def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:
-        """Choose tokens of each query; `budget=None` means the selector's own default."""
+        """Choose tokens of each query; without a budget, `default_budget` applies."""
 
 
 class PictureSelector(ABC):
-    """Has a smaller picture read, and perhaps tokens of the full one beside it. Subclasses implement `plan`."""
+    """Makes the picture smaller, and may add tokens of the full one. Subclasses implement `plan`.
+
+    Class attributes:
+        beside: the selector that picks tokens of the full picture, if any.
+    """
 
     keeps_cells: ClassVar[bool] = False
     can_saccade: ClassVar[bool] = False
@@ -178,17 +186,17 @@ class PictureSelector(ABC):
 
     @abstractmethod
     def plan(self, grid: Grid, budget: Budget | None = None) -> tuple[Grid, int]:
-        """Token grid of the smaller picture, and how many tokens of the full one `beside` chooses.
+        """Token grid of the smaller picture, and the number of tokens that `beside` picks from the full one.
 
-        The answer `(grid, 0)` leaves the picture as it is.
+        Returning `(grid, 0)` leaves the picture as it is.
         """
 
 
 class LanguageSelector(ABC):
-    """Picks tokens inside the language model: all of them enter, and those that it drops leave after some layers.
+    """Picks tokens inside the language model: the first layers read all tokens, the later ones only those kept.
 
     Subclasses implement `select` and may set `layer`, the number of decoder layers that read every token. They work
-    through [`attach`], not [`prepare`]: no arguments of a model can say what happens between its layers.
+    with [`attach`], not with [`prepare`], whose arguments cannot change what happens between two layers.
     """
 
     keeps_cells: ClassVar[bool] = True
@@ -198,10 +206,10 @@ class LanguageSelector(ABC):
 
     @abstractmethod
     def select(self, attention: Sequence[Tensor], budget: Budget | None = None) -> list[Selection]:
-        """Choose tokens of each picture or clip, given the attention `[N]` that the prompt's last token pays them.
+        """Choose tokens of each picture or clip, given the attention `[N]` that the prompt's last token pays to them.
 
-        It is the mean over the heads of the last layer that reads every token. `budget=None` means the selector's own
-        default. Of a [`Selection`], `indices` alone count.
+        The attention is the mean over the heads of the last layer that reads every token. Without a budget,
+        `default_budget` applies. Only the `indices` of a [`Selection`] are used.
         """
 
 

@@ -1,4 +1,4 @@
-"""Putting pictures together: those of one size go through the layer in one call, words are padded."""
+"""Batching queries: pictures of one size go through the layer in one call, with their words padded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from arr_coc.selectors.contract import VisualQuery
 
 
 def group_queries(queries: Sequence[VisualQuery]) -> Iterator[tuple[list[int], dict[str, Any]]]:
-    """Places of the queries that share a size, and the layer's arguments for them.
+    """For each group of queries of one size, their places in the list and the layer's arguments.
 
     Example:
 
@@ -33,9 +33,9 @@ def group_queries(queries: Sequence[VisualQuery]) -> Iterator[tuple[list[int], d
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for place, query in enumerate(queries):
         picture = query.picture
-        # one that was measured goes alone: it is large
-        like = (tuple(picture.shape), picture.dtype) if isinstance(picture, Tensor) else id(picture)
-        groups[query.grid, query.cells, like, query.details].append(place)
+        # mipmaps are large and go alone
+        form = (tuple(picture.shape), picture.dtype) if isinstance(picture, Tensor) else id(picture)
+        groups[query.grid, query.cells, form, query.details].append(place)
     for places in groups.values():
         group = [queries[place] for place in places]
         pictures = [query.picture for query in group if isinstance(query.picture, Tensor)]
@@ -64,7 +64,7 @@ def _stack(tensors: list[Tensor]) -> Tensor:
 
 
 def pad_words(words: Tensor, mask: Tensor | None, multiple: int = 16) -> tuple[Tensor, Tensor]:
-    """Words `[B, Q, D]` padded to a multiple, and their mask: questions of similar lengths share a recording."""
+    """Words `[B, Q, D]` padded to a multiple, and their mask: questions of similar length then share a CUDA graph."""
     if mask is None:
         mask = torch.ones(words.shape[:2], dtype=torch.bool, device=words.device)
     missing = -words.shape[1] % multiple

@@ -1,4 +1,4 @@
-"""A hundred numbers: the humble reference that anything with more of them has to beat."""
+"""The `linear` selector: about a hundred weights, the reference that larger selectors have to beat."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from arr_coc.selectors.registry import register_selector
 from arr_coc.texture import CHANNELS, generate_texture_array
 
 WEIGHTS = Path(__file__).parent.parent / "assets" / "linear" / "model.safetensors"
-# All channels but those that are made of the encoder's tokens.
+# All channels except those made from the encoder's tokens.
 USED = [place for name, place in CHANNELS["full"].items() if not name.startswith("semantic")]
 LEAST = 1e-6
 
@@ -25,8 +25,8 @@ LEAST = 1e-6
 def describe_cells(query: VisualQuery) -> Tensor:
     """Features `[N, F]` of the cells of a picture.
 
-    Each channel of the texture, how far it is from its mean over the picture, the nearest word and the mean over the
-    words by cosine (both scaled to [0, 1] within the picture), and the products of channels and words.
+    They are the texture channels, their distances from the mean over the picture, the largest and the mean cosine with
+    the words (both scaled to [0, 1] within the picture), and the products of channels and cosines.
     """
     frames = query.picture
     if frames is None or isinstance(frames, Mipmaps):
@@ -38,22 +38,23 @@ def describe_cells(query: VisualQuery) -> Tensor:
     match = torch.stack([cosine.amax(dim=1), cosine.mean(dim=1)], dim=1)  # [N, 2]
     least, most = match.aminmax(dim=0, keepdim=True)
     match = (match - least) / (most - least + LEAST)
-    unlike = (channels - channels.mean(dim=0)).abs()
-    return torch.cat([channels, unlike, match, channels * match[:, :1], channels * match[:, 1:]], dim=1)
+    distance = (channels - channels.mean(dim=0)).abs()
+    return torch.cat([channels, distance, match, channels * match[:, :1], channels * match[:, 1:]], dim=1)
 
 
 @register_selector("linear")
 class LinearSelector(PerPictureSelector):
-    """Keeps the cells with the largest weighted sum of features; its weights were fitted by logistic regression.
+    """Keeps the cells with the largest weighted sum of features.
 
-    They were fitted on the worlds' boxes as the embedded model sees them (`recipes/selector/linear.py`). On other
-    models they are used as they are: what they weigh are channels of the picture and cosines.
+    The weights were fitted by logistic regression on the worlds' boxes with the embedded model
+    (`recipes/selector/linear.py`). They are used unchanged on other models: the features are picture channels and
+    cosines, which any model has.
     """
 
     needs_picture = True
 
     def pick(self, query: VisualQuery, count: int) -> Selection:
-        """Keep the cells of the largest sums."""
+        """Keep the cells with the largest sums."""
         weight = _weights(query.tokens.device)
         score = F.linear(describe_cells(query), weight[None, :-1], weight[-1:])[:, 0]  # [N]
         return Selection(indices=strongest(score, count).sort().values)
@@ -67,5 +68,5 @@ def _weights(device: torch.device) -> Tensor:
 
 @constant
 def _used(device: torch.device) -> Tensor:
-    """Places of the channels that are used."""
+    """Indices of the channels in use."""
     return torch.tensor(USED, device=device)

@@ -1,4 +1,4 @@
-"""What a relevance layer saw and chose."""
+"""The output of an ARR-COC layer: its maps, weights and kept cells."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class ARRCOCOutput:
-    """What an [`ARRCOCLayer`] saw and chose, for a batch of pictures of one grid, right-padded.
+    """The output of an [`ARRCOCLayer`] for a batch of pictures of one grid, right-padded.
 
     Args:
-        tokens (`Tensor` of shape `[B, Kmax, D]`, *optional*): kept tokens; `None` where the cells are not the tokens,
-            or they were not asked for.
+        tokens (`Tensor` of shape `[B, Kmax, D]`, *optional*): kept tokens; `None` if the cells are not the tokens, or
+            tokens were not requested.
         indices (`Tensor` of shape `[B, Kmax]`): flat indices of the kept cells, ascending; 0 where padded.
         mask (`Tensor` of shape `[B, Kmax]`): False where padded.
         budgets (`Tensor` of shape `[B, Kmax]`): relevance of each kept cell.
-        num_kept (`Tensor` of shape `[B]`): how many cells were kept, on the host.
-        expected_tokens (`Tensor` of shape `[B]`): what `"auto"` would keep, before rounding; differentiable.
+        num_kept (`Tensor` of shape `[B]`): number of kept cells, on the host.
+        expected_tokens (`Tensor` of shape `[B]`): number that `"auto"` would keep, before rounding; differentiable.
         relevance (`Tensor` of shape `[B, t, h, w]`): of every cell, in [0, 1].
         scores (`Mapping[str, Tensor]`): the three score maps `[B, t, h, w]` by name.
         weights (`Tensor` of shape `[B, 3]`): of the three scores.
@@ -68,27 +68,29 @@ class ARRCOCOutput:
         """The output of one picture of the batch, without padding."""
         index = range(len(self.strategy))[index]
         kept = int(self.num_kept[index])
-        one = slice(index, index + 1)
+        row = slice(index, index + 1)
         return ARRCOCOutput(
-            tokens=None if self.tokens is None else self.tokens[one, :kept],
-            indices=self.indices[one, :kept],
-            mask=self.mask[one, :kept],
-            budgets=self.budgets[one, :kept],
-            num_kept=self.num_kept[one],
-            expected_tokens=self.expected_tokens[one],
-            relevance=self.relevance[one],
-            scores={name: value[one] for name, value in self.scores.items()},
-            weights=self.weights[one],
-            tensions=self.tensions[one],
-            strategy=self.strategy[one],
-            reason=self.reason[one],
-            texture=None if self.texture is None else self.texture[one],
-            word_pull=None if self.word_pull is None else self.word_pull[one],
+            tokens=None if self.tokens is None else self.tokens[row, :kept],
+            indices=self.indices[row, :kept],
+            mask=self.mask[row, :kept],
+            budgets=self.budgets[row, :kept],
+            num_kept=self.num_kept[row],
+            expected_tokens=self.expected_tokens[row],
+            relevance=self.relevance[row],
+            scores={name: value[row] for name, value in self.scores.items()},
+            weights=self.weights[row],
+            tensions=self.tensions[row],
+            strategy=self.strategy[row],
+            reason=self.reason[row],
+            texture=None if self.texture is None else self.texture[row],
+            word_pull=None if self.word_pull is None else self.word_pull[row],
         )
 
 
 def spread_windows(values: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Values `[..., h, w]` of windows on the cells `[..., rows, columns]` under them; the last may reach beyond.
+    """Repeat values `[..., h, w]` of windows for the cells `[..., rows, columns]` under them.
+
+    The last windows may reach beyond the picture.
 
     Example:
 

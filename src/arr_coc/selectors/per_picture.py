@@ -1,6 +1,6 @@
-"""What the methods of papers share: one picture at a time, exactly K tokens of it.
+"""The base class of methods that keep exactly K tokens of one picture at a time, such as those of papers.
 
-To add a method, subclass [`PerPictureSelector`] in a file of its own and implement `pick`.
+To add a method, subclass [`PerPictureSelector`] in a new file and implement `pick`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from arr_coc.selectors.contract import DEFAULT_RATIO, InvalidSelectorError, Sele
 
 
 def count_kept(budget: Budget | None, total: int) -> int:
-    """Tokens to keep; for selectors without relevance `"auto"` is the default ratio.
+    """Number of tokens to keep, for selectors without relevance: `"auto"` means the default ratio.
 
     Example:
 
@@ -34,20 +34,20 @@ def count_kept(budget: Budget | None, total: int) -> int:
 
 
 class PerPictureSelector(TokenSelector):
-    """Picks tokens of each picture by itself. Subclasses implement `pick`; a budget that covers all is no case of it.
+    """Picks tokens of each picture separately. Subclasses implement `pick`; if the budget covers all, it is not called.
 
-    It chooses among tokens that were encoded, so that mode `"saccade"`, which asks where to encode, is refused.
+    It needs encoded tokens, so mode `"saccade"`, which chooses before they are encoded, is refused.
     """
 
     needs_picture = False
     can_saccade = False
 
     def check(self, queries: Sequence[VisualQuery]) -> None:
-        """Every cell that is asked about must be a token."""
+        """Raise [`InvalidSelectorError`] unless every cell is an encoded token."""
         if any(query.cells != query.grid for query in queries):
             raise InvalidSelectorError(
-                f"{type(self).__name__} chooses among tokens that were encoded, which those of mode 'saccade' are not "
-                "yet; use mode 'prune'"
+                f"{type(self).__name__} chooses among encoded tokens, but mode 'saccade' chooses before encoding; "
+                "use mode 'prune'"
             )
 
     @torch.no_grad()
@@ -66,7 +66,7 @@ class PerPictureSelector(TokenSelector):
 
     @abstractmethod
     def pick(self, query: VisualQuery, count: int) -> Selection:
-        """Keep `count` tokens, fewer than there are."""
+        """Keep `count` tokens; `count` is smaller than the number of tokens."""
 
 
 def unit_tokens(query: VisualQuery) -> Tensor:
@@ -75,5 +75,5 @@ def unit_tokens(query: VisualQuery) -> Tensor:
 
 
 def strongest(scores: Tensor, count: int) -> Tensor:
-    """Places `[count]` of the largest scores `[N]`, largest first; of equal ones the first."""
-    return scores.argsort(descending=True, stable=True)[:count]  # not topk, whose ties have no order
+    """Indices `[count]` of the largest scores `[N]`, largest first; on ties the first index."""
+    return scores.argsort(descending=True, stable=True)[:count]  # not topk, which breaks ties in no fixed order

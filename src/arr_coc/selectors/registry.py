@@ -1,4 +1,4 @@
-"""The registry of selectors: every one by its name."""
+"""The registry of selectors, by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REGISTRY: dict[str, type[TokenSelector] | type[PictureSelector] | type[Language
 
 
 def register_selector(name: str) -> Callable[[SelectorT], SelectorT]:
-    """Class decorator that makes a selector known by name; a name is given once.
+    """Class decorator that registers a selector under a unique name.
 
     Example:
 
@@ -82,6 +82,6 @@ def list_selectors() -> list[str]:
 
 
 def selector_name(selector: Selector) -> str:
-    """The name a selector is registered under, or that of its class."""
+    """The registered name of a selector, or the name of its class if it has none."""
     names = [name for name, cls in _REGISTRY.items() if type(selector) is cls]
     return names[0] if names else type(selector).__name__

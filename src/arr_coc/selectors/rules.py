@@ -1,6 +1,6 @@
-"""Rules that read neither picture nor question; no result is worth reporting without them.
+"""Simple rules that ignore what the picture shows and the question asks: the baselines of every comparison.
 
-`full` keeps everything, `random`, `grid` and `centre` know nothing, and `oracle` is told where the answer lies.
+`full` keeps everything, `random`, `grid` and `centre` choose blindly, and `oracle` is given the boxes of the answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GOLDEN = (5**0.5 - 1) / 2
 
 
 class _Ranked(TokenSelector):
-    """Keeps the first K cells of an order that does not depend on what the question asks."""
+    """Keeps the first K cells of an order that ignores the question."""
 
     needs_picture = False
 
@@ -39,12 +39,12 @@ class _Ranked(TokenSelector):
 
     @abstractmethod
     def rank(self, query: VisualQuery, place: int) -> Tensor:
-        """Rank `[N]` of each cell of one picture of the call, lowest first."""
+        """Rank `[N]` of the cells of one picture, lowest first; `place` is the picture's place in the call."""
 
 
 @register_selector("full")
 class FullSelector(TokenSelector):
-    """Keeps every token, whatever the budget: the plain model, by the same path as all others."""
+    """Keeps every token, whatever the budget: the plain model, on the same code path as other selectors."""
 
     needs_picture = False
 
@@ -57,10 +57,10 @@ class FullSelector(TokenSelector):
 
 @register_selector("random")
 class RandomSelector(_Ranked):
-    """Keeps cells at random: others in every picture, and the same ones again for the same seed and picture.
+    """Keeps random cells: different ones for each picture, the same ones for the same seed and picture.
 
     Args:
-        seed (`int`, *optional*, defaults to 0): draws other cells.
+        seed (`int`, *optional*, defaults to 0): seed of the random order.
 
     Example:
 
@@ -68,7 +68,7 @@ class RandomSelector(_Ranked):
     >>> import torch
     >>> from arr_coc import VisualQuery, create_selector
     >>> pictures = torch.rand(2, 1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    >>> queries = [VisualQuery(torch.zeros(64, 4), (1, 8, 8), torch.ones(1, 4), picture=one) for one in pictures]
+    >>> queries = [VisualQuery(torch.zeros(64, 4), (1, 8, 8), torch.ones(1, 4), picture=clip) for clip in pictures]
     >>> first, second = create_selector("random").select(queries, budget=8)
     >>> first.indices.tolist() == second.indices.tolist()
     False
@@ -76,21 +76,21 @@ class RandomSelector(_Ranked):
     ```
     """
 
-    needs_picture = True  # two pictures of one size must not share a mask
+    needs_picture = True  # two pictures of one size must get different cells
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
 
     def rank(self, query: VisualQuery, place: int) -> Tensor:
-        """A random rank for each cell, from the seed and a number that the picture's own pixels give."""
+        """A random rank for each cell, from the seed and a hash of the picture's pixels."""
         generator = torch.Generator().manual_seed(self.seed)
         drawn = torch.rand(cell_count(query.cells), generator=generator, dtype=torch.float64)
-        # squared and taken modulo 1, near numbers lie anywhere: the two together draw another order for each picture
+        # squaring a large number modulo 1 scatters close values, so every fingerprint gives another order
         return 1e6 * (drawn.to(query.tokens.device) + _fingerprint(query)).square() % 1
 
 
 def _fingerprint(query: VisualQuery) -> Tensor:
-    """A number in [0, 1) that differs from picture to picture, still on the device; without pixels, of the question."""
+    """A hash in [0, 1) of the picture's pixels, or of the question without them; it stays on the device."""
     content = query.picture.cells if isinstance(query.picture, Mipmaps) else query.picture
     values = (query.words if content is None else content).double().flatten()
     weights = torch.arange(1, len(values) + 1, device=values.device, dtype=torch.float64) % 1009
@@ -102,13 +102,13 @@ class GridSelector(_Ranked):
     """Keeps cells spread evenly over the picture."""
 
     def rank(self, query: VisualQuery, place: int) -> Tensor:
-        """Rank in an evenly spread order."""
+        """Rank in an order that spreads evenly."""
         return spread_rank(query.cells, query.tokens.device)
 
 
 @register_selector("centre")
 class CentreSelector(_Ranked):
-    """Keeps the cells nearest to the middle of each frame."""
+    """Keeps the cells closest to the middle of each frame."""
 
     def rank(self, query: VisualQuery, place: int) -> Tensor:
         """Rank by distance from the middle."""
@@ -121,20 +121,20 @@ class CentreSelector(_Ranked):
 
 @register_selector("oracle")
 class OracleSelector(_Ranked):
-    """Keeps the cells under boxes that are given: the ceiling a learned selector aims at.
+    """Keeps the cells under given boxes: the upper bound for a learned selector.
 
-    Cells that a box touches come first, from the middle of each box outwards; then the others, nearest first.
+    Cells that overlap a box come first, from the middle of each box outwards; then the others, nearest first.
 
     Args:
-        boxes (`Sequence[Sequence[Box]]`): for each picture of a call its boxes `(left, top, right, bottom)` as shares
-            of the picture's sides. May be set anew before each call.
+        boxes (`Sequence[Sequence[Box]]`): for each picture of a call, its boxes `(left, top, right, bottom)` as shares
+            of the picture's sides. Set them before each call.
     """
 
     def __init__(self, boxes: Sequence[Sequence[Box]] = ()) -> None:
         self.boxes = boxes
 
     def check(self, queries: Sequence[VisualQuery]) -> None:
-        """Boxes are needed for every picture."""
+        """Raise [`InvalidSelectorError`] unless there are valid boxes for every picture."""
         if len(self.boxes) != len(queries):
             raise InvalidSelectorError(
                 f"`oracle` has boxes for {len(self.boxes)} pictures, the call has {len(queries)}; set `boxes` to one "
@@ -148,15 +148,15 @@ class OracleSelector(_Ranked):
                 )
 
     def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:
-        """Keep the cells that the boxes touch, then their surroundings."""
+        """Keep the cells that overlap the boxes, then those around them."""
         self.check(queries)
         return super().select(queries, budget)
 
     def rank(self, query: VisualQuery, place: int) -> Tensor:
-        """Below 1 where a box touches, else 1 and the distance in cells."""
+        """Below 1 for cells that overlap a box, else 1 plus the distance in cells."""
         (frames, rows, columns), device = query.cells, query.tokens.device
         boxes = torch.tensor([list(box) for box in self.boxes[place]], dtype=torch.float32).view(-1, 4)
-        if not len(boxes):  # nowhere to look in particular
+        if not len(boxes):  # without boxes, look everywhere
             return spread_rank(query.cells, device)
         scale = torch.tensor([columns, rows] * 2)
         low, high = (boxes * scale)[:, :2, None], (boxes * scale)[:, 2:, None]  # [n, 2, 1], in cells
@@ -167,7 +167,7 @@ class OracleSelector(_Ranked):
         gap_x, gap_y = gap[:, 0, None, :columns], gap[:, 1, :rows, None]
         distance = (gap_x.square() + gap_y.square()).sqrt()  # [n, h, w]
         central = torch.maximum(inside[:, 0, None, :columns], inside[:, 1, :rows, None])
-        # a cell beside a box has a gap of 0 to it, but does not overlap
+        # a cell next to a box has a gap of 0 but does not overlap it
         touches = (low - left < 1) & (high - left > 0)
         touched = touches[:, 0, None, :columns] & touches[:, 1, :rows, None]
         rank = torch.where(touched, central.clamp(max=0.999), 1 + distance).amin(dim=0)  # [h, w]

@@ -1,4 +1,4 @@
-"""Selectors that have a smaller picture read: `downsample`, the opponent to beat, and `half-and-half`."""
+"""Selectors that make the picture smaller: `downsample`, the baseline to beat, and `half-and-half`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from arr_coc.selectors.registry import create_selector, register_selector
 
 
 def shrink_grid(grid: Grid, tokens: int) -> Grid:
-    """The grid of at most `tokens` cells (one a frame at least) that is nearest in number and in aspect ratio.
+    """The grid of at most `tokens` cells (at least one per frame) that comes closest in number and aspect ratio.
 
     Example:
 
@@ -24,46 +24,47 @@ def shrink_grid(grid: Grid, tokens: int) -> Grid:
     ```
     """
     frames, rows, columns = grid
-    a_frame = max(1, tokens // frames)
-    if a_frame >= rows * columns:
+    per_frame = max(1, tokens // frames)
+    if per_frame >= rows * columns:
         return grid
 
-    def unlike(size: tuple[int, int]) -> float:
+    def difference(size: tuple[int, int]) -> float:
         aspect = abs(math.log(size[0] * columns / (size[1] * rows)))
-        return aspect + math.log(a_frame / (size[0] * size[1]))
+        return aspect + math.log(per_frame / (size[0] * size[1]))
 
-    heights = range(1, min(rows, a_frame) + 1)
-    sizes = [(h, min(columns, a_frame // h)) for h in heights]
-    sizes += [(h, w) for h in heights if 1 <= (w := round(h * columns / rows)) <= a_frame // h]
-    h, w = min(sizes, key=unlike)
+    heights = range(1, min(rows, per_frame) + 1)
+    sizes = [(h, min(columns, per_frame // h)) for h in heights]
+    sizes += [(h, w) for h in heights if 1 <= (w := round(h * columns / rows)) <= per_frame // h]
+    h, w = min(sizes, key=difference)
     return frames, h, w
 
 
 @register_selector("downsample")
 class DownsampleSelector(PictureSelector):
-    """Has the picture encoded at about K tokens, as a processor's `max_pixels` would. The opponent to beat."""
+    """Resizes the picture to about K tokens, like a processor's `max_pixels`: the baseline to beat."""
 
     def plan(self, grid: Grid, budget: Budget | None = None) -> tuple[Grid, int]:
-        """The smaller grid, and nothing beside it."""
+        """The smaller grid, without tokens of the full picture."""
         return shrink_grid(grid, count_kept(budget, cell_count(grid))), 0
 
 
 @register_selector("half-and-half")
 class HalfAndHalfSelector(PictureSelector):
-    """Spends half of the tokens on the whole picture, downsampled, and half on tokens of the full one.
+    """Spends half of the tokens on the downsampled picture, and half on tokens of the full one.
 
     Args:
-        selector (`str` or `TokenSelector`, *optional*, defaults to `"random"`): of the second half, or its name.
-        kwargs: arguments for the name.
+        selector (`str` or `TokenSelector`, *optional*, defaults to `"random"`): picks the second half; an object or a
+            registered name.
+        kwargs: arguments of the selector, if it is given by name.
     """
 
     def __init__(self, selector: str | TokenSelector = "random", **kwargs: Any) -> None:
         self.beside = create_selector(selector, **kwargs) if isinstance(selector, str) else selector
         if not isinstance(self.beside, TokenSelector):
-            raise ValueError(f"`selector` must pick tokens of an encoded picture, got {selector!r}")
+            raise ValueError(f"`selector` must pick tokens of an encoded picture, got {selector!r}; use 'grid'")
 
     def plan(self, grid: Grid, budget: Budget | None = None) -> tuple[Grid, int]:
-        """Half of the tokens for a smaller grid, what is left for the full one."""
+        """Half of the tokens for a smaller grid, the rest for the full one."""
         wanted = count_kept(budget, cell_count(grid))
         if wanted >= cell_count(grid) or wanted < 2 * grid[0]:
             return shrink_grid(grid, wanted), 0

@@ -1,4 +1,4 @@
-"""Methods of papers, one a file. To add one: a file here, and its name in the line below."""
+"""Methods of papers, one file each. To add one, add a file here and its name to the import below."""
 
 from arr_coc.selectors.papers import (  # noqa: F401  (they register themselves)
     cdpruner,

@@ -1,4 +1,4 @@
-"""CDPruner: tokens that differ from each other, each as far as it has to do with the question."""
+"""CDPruner: tokens that are relevant to the question and differ from each other."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from arr_coc.selectors.contract import Selection, VisualQuery
 from arr_coc.selectors.per_picture import PerPictureSelector, unit_tokens
 from arr_coc.selectors.registry import register_selector
 
-# Below this a token adds no volume but that of rounding.
+# A token that adds less volume than this adds only rounding errors.
 LEAST = 1e-6
 
 
 @register_selector("cdpruner")
 class CDPrunerSelector(PerPictureSelector):
-    """Keeps the set of largest volume, tokens scaled by their relevance: greedy MAP of a determinantal point process.
+    """Keeps the tokens, scaled by relevance, of largest volume: greedy MAP of a determinantal point process.
 
     The method of "Beyond Attention or Similarity: Maximizing Conditional Diversity for Token Pruning in MLLMs" (Zhang
     et al., arXiv 2506.10967), with the fast greedy search of Chen et al. (arXiv 1709.05135): the kernel is the cosine
     of two tokens times the relevance of both, and each step adds the token that multiplies its determinant most.
 
-    Room that was left: Qwen has no text tower of CLIP, so that relevance is the mean cosine of a token with the
+    Choices the paper leaves open: Qwen has no CLIP text tower, so relevance is the mean cosine of a token with the
     question's word embeddings, which share its space. It is scaled to [0, 1] within each picture, never over a batch;
-    if all tokens are alike, all are relevant. What sign it takes is a matter of the space: with CLIP's towers the
-    authors negate it, for patches that match a text are less like it there.
+    if all tokens are alike, all are relevant. The sign depends on the space: with CLIP's towers the authors negate it,
+    because there patches that match a text are less similar to it.
 
     Args:
-        sign (`int`, *optional*, defaults to 1): 1 if tokens about a word are more like it than others, -1 if less. To
-            calibrate it for a model, compare the mean cosine under boxes of asked things with that elsewhere: for the
-            embedded model it is larger by half of its standard deviation.
+        sign (`int`, *optional*, defaults to 1): 1 if tokens that show a word are more similar to it than others, -1 if
+            less. To calibrate it for a model, compare the mean cosine under boxes of the things asked for with that
+            elsewhere: for the embedded model it is larger by half a standard deviation.
     """
 
     def __init__(self, sign: int = 1) -> None:
@@ -41,13 +41,13 @@ class CDPrunerSelector(PerPictureSelector):
         self.sign = sign
 
     def relevance(self, unit: Tensor, words: Tensor) -> Tensor:
-        """Relevance `[N]` in [0, 1] of tokens `[N, D]` of length 1, for words `[Q, D]`."""
+        """Relevance `[N]` in [0, 1] of unit-length tokens `[N, D]` for words `[Q, D]`."""
         cosine = self.sign * (unit @ unit_rows(words.float()).mean(dim=0))  # [N]: the mean of the cosines
         least, most = cosine.aminmax()
         return (cosine - least + LEAST) / (most - least + LEAST)
 
     def pick(self, query: VisualQuery, count: int) -> Selection:
-        """Add the token of the largest volume beyond those that were kept, K times."""
+        """Add the token that increases the volume most, K times."""
         unit = unit_tokens(query)
         scaled = unit * self.relevance(unit, query.words)[:, None]
         kernel = scaled @ scaled.mT  # [N, N]
@@ -59,9 +59,9 @@ class CDPrunerSelector(PerPictureSelector):
             picked.append(best)
             known = basis[:place]
             row = kernel.index_select(0, best)[0] - known.index_select(1, best)[:, 0] @ known  # [N]
-            own = gain.index_select(0, best)
-            # where no volume is left, what remains is rounding, which would be blown up step by step
-            row = torch.where(own > LEAST, row * own.clamp(min=LEAST).rsqrt(), 0.0)
+            added = gain.index_select(0, best)
+            # with no volume left, only rounding errors remain, which would grow step by step
+            row = torch.where(added > LEAST, row * added.clamp(min=LEAST).rsqrt(), 0.0)
             basis[place] = row
             gain = (gain - row.square()).index_fill_(0, best, -math.inf)
         return Selection(indices=torch.cat(picked).sort().values)

@@ -1,4 +1,4 @@
-"""Covering: the greedy search for tokens that between them resemble everything there is to cover."""
+"""Greedy coverage: choosing tokens so that every target resembles at least one of them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from torch import Tensor
 
 
 def cover(likeness: Tensor, count: int, weights: Tensor | None = None) -> Tensor:
-    """Candidates `[K]` that cover the targets, greedily, in the order in which they were added.
+    """Choose candidates `[K]` that cover the targets, greedily, in the order in which they are added.
 
-    A target is covered as far as the best of the chosen resembles it; each step adds the candidate by which coverage
-    grows most, times the candidate's weight.
+    A target's coverage is its similarity to the most similar candidate chosen. Each step adds the candidate with the
+    largest gain in coverage times its weight.
 
-    On the host only targets that became better covered are counted again. On other devices, to know which would mean to
-    wait at each step, so that all are: `O(K * T * N)`, as in the papers.
+    On the CPU only targets whose coverage grew are counted again. On other devices finding them would wait for the
+    device at each step, so all targets are counted: `O(K * T * N)`, as in the papers.
 
     Args:
-        likeness (`Tensor` of shape `[T, N]`): of each target to each candidate; nothing below 0 counts.
-        count (`int`): candidates to choose.
-        weights (`Tensor` of shape `[N]`, *optional*): of the candidates; 1 by default.
+        likeness (`Tensor` of shape `[T, N]`): similarity of each target to each candidate; negative values count as 0.
+        count (`int`): number of candidates to choose.
+        weights (`Tensor` of shape `[N]`, *optional*): weights of the candidates; 1 by default.
 
     Example:
 
@@ -35,7 +35,7 @@ def cover(likeness: Tensor, count: int, weights: Tensor | None = None) -> Tensor
     count_again = _count_changed if likeness.device.type == "cpu" else _count_all
     covered = likeness.new_zeros(len(likeness))  # [T]
     gain = _count_all(likeness, covered, covered)
-    barred = torch.zeros_like(gain)  # -inf where chosen: at the end nobody may gain
+    barred = torch.zeros_like(gain)  # -inf where chosen, since in the end all gains may be 0
     picked = []
     for _ in range(count):
         worth = gain if weights is None else gain * weights
@@ -48,12 +48,12 @@ def cover(likeness: Tensor, count: int, weights: Tensor | None = None) -> Tensor
 
 
 def _count_all(likeness: Tensor, now: Tensor, before: Tensor, gain: Tensor | None = None) -> Tensor:
-    """What each candidate `[N]` would add to the coverage `now` `[T]`."""
+    """Gain of each candidate `[N]` over the coverage `now` `[T]`."""
     return (likeness - now[:, None]).clamp_(min=0).sum(dim=0)
 
 
 def _count_changed(likeness: Tensor, now: Tensor, before: Tensor, gain: Tensor) -> Tensor:
-    """The same, from the gain at the coverage `before`: less by the likeness that lies between the two."""
-    [better] = (now > before).nonzero(as_tuple=True)
-    between = likeness[better].clamp_(max=now[better, None]).sub_(before[better, None])  # [n, N]
-    return gain - between.clamp_(min=0).sum(dim=0, dtype=torch.float64)  # of many small steps
+    """The same, computed from the `gain` at the coverage `before`: it shrinks by the similarity between the two."""
+    [grown] = (now > before).nonzero(as_tuple=True)
+    between = likeness[grown].clamp_(max=now[grown, None]).sub_(before[grown, None])  # [n, N]
+    return gain - between.clamp_(min=0).sum(dim=0, dtype=torch.float64)  # float64: rounding adds up over the steps

@@ -1,4 +1,4 @@
-"""DivPrune: the tokens that lie farthest apart."""
+"""DivPrune: the tokens that are farthest apart."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ class DivPruneSelector(PerPictureSelector):
     """Keeps tokens whose smallest distance to each other is large, greedily.
 
     The method of "DivPrune: Diversity-based Visual Token Pruning for Large Multimodal Models" (Alvar et al.,
-    arXiv 2503.02175). It starts with the token whose nearest neighbour is farthest away, then always adds the one
-    farthest from all that were kept; a distance is 1 minus the cosine. The question has no say.
+    arXiv 2503.02175). It starts with the token whose nearest neighbour is farthest away, then always adds the token
+    farthest from those kept; distance is 1 minus the cosine. The question is not used.
 
-    Room that was left: the distances of all pairs are kept (`N * N` floats), as the start needs them anyway; of equal
-    distances the first counts; the frames of a clip are one set.
+    Choices the paper leaves open: the distances of all pairs are stored (`N * N` floats), which the start needs anyway;
+    ties go to the first token; the frames of a clip are one set.
     """
 
     def pick(self, query: VisualQuery, count: int) -> Selection:
         """Add the farthest token, K times."""
         unit = unit_tokens(query)
-        alike = unit @ unit.mT  # [N, N]
-        nearest = alike.fill_diagonal_(-math.inf).amax(dim=1)
-        alike.fill_diagonal_(math.inf)  # what was kept is infinitely near and never farthest
+        cosine = unit @ unit.mT  # [N, N]
+        nearest = cosine.fill_diagonal_(-math.inf).amax(dim=1)
+        cosine.fill_diagonal_(math.inf)  # a kept token is infinitely near, so never chosen again
         best = nearest.argmin(dim=0, keepdim=True)  # [1], on the device
-        picked, closest = [best], alike.index_select(0, best)[0]
+        picked, closest = [best], cosine.index_select(0, best)[0]
         for _ in range(count - 1):
             best = closest.argmin(dim=0, keepdim=True)
             picked.append(best)
-            closest = torch.maximum(closest, alike.index_select(0, best)[0])
+            closest = torch.maximum(closest, cosine.index_select(0, best)[0])
         return Selection(indices=torch.cat(picked).sort().values)

@@ -1,8 +1,8 @@
-"""FastV: the visual tokens that the question's last token hardly attends to leave the language model early.
+"""FastV: drops visual tokens that receive little attention from the prompt's last token, inside the language model.
 
-"An Image is Worth 1/2 Tokens After Layer 2" (arXiv 2403.06764). The encoder and the first layers read everything; the
-later layers, and their part of the cache, hold the K tokens of each picture that the last token of the prompt pays the
-most attention.
+"An Image is Worth 1/2 Tokens After Layer 2" (arXiv 2403.06764). The encoder and the first layers read everything. The
+later layers, and their part of the cache, hold the K tokens of each picture that the prompt's last token attends to
+most.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from arr_coc.selectors.registry import register_selector
 
 @register_selector("fastv")
 class FastVSelector(LanguageSelector):
-    """Keeps the tokens that the prompt's last token pays the most attention.
+    """Keeps the tokens that the prompt's last token attends to most.
 
     Args:
-        layer (`int`, *optional*, defaults to 2): how many decoder layers read every token; the attention is that of
-            the last of them.
+        layer (`int`, *optional*, defaults to 2): number of decoder layers that read every token; the attention is
+            taken from the last of them.
 
     Example:
 
@@ -46,7 +46,7 @@ class FastVSelector(LanguageSelector):
     def select(self, attention: Sequence[Tensor], budget: Budget | None = None) -> list[Selection]:
         """Keep the most attended tokens; `"auto"` is the default ratio, as for all selectors without relevance."""
         selections = []
-        for paid in attention:
-            kept = count_kept(budget, len(paid))
-            selections.append(Selection(indices=paid.topk(kept).indices.sort().values))
+        for received in attention:
+            count = count_kept(budget, len(received))
+            selections.append(Selection(indices=received.topk(count).indices.sort().values))
         return selections

@@ -1,4 +1,4 @@
-"""HiPrune: what the middle of the encoder looks at, with its surroundings, then what its end looks at."""
+"""HiPrune: tokens that the middle of the encoder attends to, their neighbours, then those its last layer attends to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from arr_coc.selectors.registry import register_selector
 
 
 def cross_neighbours(places: Tensor, grid: Grid) -> Tensor:
-    """The cells `[4, n]` above, below, left and right of cells `[n]`; beyond a border the cell itself.
+    """The cells `[4, n]` above, below, left and right of cells `[n]`; at a border, the cell itself.
 
     Example:
 
@@ -33,20 +33,20 @@ def cross_neighbours(places: Tensor, grid: Grid) -> Tensor:
 
 @register_selector("hiprune")
 class HiPruneSelector(PerPictureSelector):
-    """Keeps anchors by the attention of a middle layer, their neighbours, and the rest by that of the last layer.
+    """Keeps anchors by a middle layer's attention, their neighbours, and further tokens by the last layer's attention.
 
     The method of "HiPrune: Training-Free Visual Token Pruning via Hierarchical Attention in Vision-Language Models"
-    (Liu et al., arXiv 2508.00553): a share `alpha` of the budget goes to anchors and the four cells around each, what
-    is left to the tokens that receive most at the end of the encoder. The question has no say.
+    (Liu et al., arXiv 2508.00553): a share `alpha` of the budget goes to anchors and the four cells around each, the
+    rest to the tokens that receive most attention in the last layer. The question is not used.
 
-    Room that was left: a neighbour beyond the border is the anchor itself, in two dimensions and within its frame;
-    cells that come twice leave room for more of the last kind; there is at least one anchor, and if not even it and
-    its neighbours fit, it goes first. The middle is the layer nearest to half of the depth that sees the whole
-    picture, which on Qwen2.5-VL few do.
+    Choices the paper leaves open: a neighbour beyond the border is the anchor itself, in two dimensions and within its
+    frame; duplicate cells leave room for more tokens of the last layer; there is at least one anchor, and if it and its
+    neighbours do not fit, it comes first. The middle layer is the one nearest to half of the depth that attends to the
+    whole picture; on Qwen2.5-VL few do.
 
     Args:
-        alpha (`float`, *optional*, defaults to 0.1): share of anchors and neighbours.
-        middle, last (`int` or `float`, *optional*, defaults to 0.5 and -1): the two layers of the encoder.
+        alpha (`float`, *optional*, defaults to 0.1): share of the budget for anchors and neighbours.
+        middle, last (`int` or `float`, *optional*, defaults to 0.5 and -1): the two encoder layers.
     """
 
     def __init__(self, alpha: float = 0.1, middle: EncoderLayer = 0.5, last: EncoderLayer = -1) -> None:
@@ -56,11 +56,11 @@ class HiPruneSelector(PerPictureSelector):
         self.encoder_layers = (middle, last)
 
     def pick(self, query: VisualQuery, count: int) -> Selection:
-        """Anchors, neighbours, then the strongest of the last layer."""
+        """Keep anchors, neighbours, then the strongest tokens of the last layer."""
         anchors = strongest(query.received_attention(self.middle), max(1, round(self.alpha * count / 5)))
         received = query.received_attention(self.last).float()
-        turn = received / received.amax().clamp(min=torch.finfo(torch.float32).tiny)  # [N], at most 1
-        around = cross_neighbours(anchors, query.grid).flatten()
-        # in turns, each above the one before: the last layer's, neighbours, anchors
-        turn = turn.index_fill(0, around, 2.0).index_fill_(0, anchors, 3.0)
-        return Selection(indices=strongest(turn, count).sort().values)
+        score = received / received.amax().clamp(min=torch.finfo(torch.float32).tiny)  # [N], at most 1
+        neighbours = cross_neighbours(anchors, query.grid).flatten()
+        # anchors first, then neighbours, then the last layer's tokens
+        score = score.index_fill(0, neighbours, 2.0).index_fill_(0, anchors, 3.0)
+        return Selection(indices=strongest(score, count).sort().values)

@@ -1,4 +1,4 @@
-"""Merging: rows that stand for several tokens, made alike for the tokens and for every DeepStack level."""
+"""Merging tokens: the same merge is applied to the tokens and to every DeepStack level."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from arr_coc.selectors.contract import Selection, VisualQuery
 
 
 def merge(query: VisualQuery, indices: Tensor, mix: Callable[[Tensor], Tensor]) -> Selection:
-    """The tokens at `indices` `[K]`, replaced by what `mix` makes of all rows: `[N, D]` -> `[K, D]`, in float32."""
+    """Replace the tokens at `indices` `[K]` by merged rows: `mix` maps all rows `[N, D]` to `[K, D]`, in float32."""
     rows = [mix(level.float()).to(level.dtype) for level in (query.tokens, *query.deepstack)]
     return Selection(indices, rows[0], tuple(rows[1:]))
 
 
 def sum_groups(rows: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Sums `[count, D]` of the rows `[N, D]` of each group, the same to the bit at every run.
+    """Sums `[count, D]` of the rows `[N, D]` of each group; every run gives the same bits.
 
     Example:
 
@@ -30,7 +30,7 @@ def sum_groups(rows: Tensor, groups: Tensor, count: int) -> Tensor:
     ```
     """
     total = rows.new_zeros(count, rows.shape[1])
-    if rows.is_cuda:  # this one sorts, where `index_add_` would add in any order
+    if rows.is_cuda:  # `index_put_` sorts first, while `index_add_` adds in any order
         return total.index_put_((groups,), rows, accumulate=True)
     return total.index_add_(0, groups, rows)
 

@@ -1,4 +1,4 @@
-"""MMTok: tokens that cover the words of the question and the picture at once."""
+"""MMTok: tokens that cover both the words of the question and the picture."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from arr_coc.selectors.registry import register_selector
 
 @register_selector("mmtok")
 class MMTokSelector(PerPictureSelector):
-    """Keeps tokens by what they add to the coverage of the question's words and of all tokens.
+    """Keeps the tokens that add most to the coverage of the question's words and of all tokens.
 
     The method of "MMTok: Multimodal Coverage Maximization for Efficient Inference of VLMs" (Dong et al.,
-    arXiv 2508.18264). What a token covers of a word or of another token is its share in a softmax of their cosines
-    over all tokens; words share a weight of 1, tokens one of `alpha`.
+    arXiv 2508.18264). A token covers a word or another token by its share in a softmax of their cosines over all
+    tokens; all words together weigh 1, all tokens `alpha`.
 
-    Room that was left: words are the embeddings of the question alone, without the rest of the prompt; the authors
-    may have a second model say more words, which is left out.
+    Choices the paper leaves open: the words are the embeddings of the question alone, without the rest of the prompt;
+    the authors' optional second model, which suggests more words, is left out.
 
     Args:
-        alpha (`float`, *optional*, defaults to 0.5): weight of the picture beside the words.
+        alpha (`float`, *optional*, defaults to 0.5): weight of the picture relative to the words.
         word_temperature, token_temperature (`float`, *optional*, defaults to 0.01 and 0.2): of the two softmaxes.
     """
 
@@ -32,9 +32,9 @@ class MMTokSelector(PerPictureSelector):
         self.word_temperature, self.token_temperature = word_temperature, token_temperature
 
     def pick(self, query: VisualQuery, count: int) -> Selection:
-        """Cover words and tokens."""
+        """Keep the tokens that cover words and tokens."""
         unit, words = unit_tokens(query), unit_rows(query.words.float())
-        of_words = (words @ unit.mT / self.word_temperature).softmax(dim=1) / len(words)  # [Q, N]
-        of_tokens = (unit @ unit.mT / self.token_temperature).softmax(dim=1).mul_(self.alpha / len(unit))  # [N, N]
-        likeness = torch.cat([of_words, of_tokens])  # [Q + N, N]
+        word_share = (words @ unit.mT / self.word_temperature).softmax(dim=1) / len(words)  # [Q, N]
+        token_share = (unit @ unit.mT / self.token_temperature).softmax(dim=1).mul_(self.alpha / len(unit))  # [N, N]
+        likeness = torch.cat([word_share, token_share])  # [Q + N, N]
         return Selection(indices=cover(likeness, count).sort().values)

@@ -11,19 +11,19 @@ from arr_coc.selectors.registry import register_selector
 
 @register_selector("scope")
 class SCOPESelector(PerPictureSelector):
-    """Keeps tokens by what they add to the coverage of all tokens, times a power of the attention they receive.
+    """Keeps the tokens that add most to the coverage of all tokens, times a power of the attention they receive.
 
     The method of "SCOPE: Saliency-Coverage Oriented Token Pruning for Efficient Multimodel LLMs" (Deng et al.,
-    arXiv 2510.24214). A token is covered as far as the kept one most like it resembles it, by cosine; coverage starts
-    at 0, so that negative cosines never count. The question has no say.
+    arXiv 2510.24214). A token's coverage is its cosine with the most similar kept token; coverage starts at 0, so
+    negative cosines never count. The question is not used.
 
-    Room that was left: without a class token, saliency is the mean attention that a token's patches receive; the layer
-    is the encoder's last, which sees the whole picture in every family; likeness is that of the tokens the language
-    model reads.
+    Choices the paper leaves open: without a class token, saliency is the mean attention that a token's patches receive;
+    the layer is the encoder's last, which attends to the whole picture in every family; similarity is that of the
+    tokens the language model reads.
 
     Args:
-        alpha (`float`, *optional*, defaults to 1.0): power of the attention; 0 leaves coverage alone.
-        layer (`int` or `float`, *optional*, defaults to -1): of the encoder.
+        alpha (`float`, *optional*, defaults to 1.0): power of the attention; 0 uses coverage only.
+        layer (`int` or `float`, *optional*, defaults to -1): the encoder layer.
     """
 
     def __init__(self, alpha: float = 1.0, layer: EncoderLayer = -1) -> None:
@@ -31,7 +31,7 @@ class SCOPESelector(PerPictureSelector):
         self.encoder_layers = (layer,)
 
     def pick(self, query: VisualQuery, count: int) -> Selection:
-        """Cover all tokens, salient ones first."""
+        """Keep the salient tokens that cover all others."""
         unit = unit_tokens(query)
         saliency = query.received_attention(self.layer).float() ** self.alpha
         return Selection(indices=cover(unit @ unit.mT, count, saliency).sort().values)

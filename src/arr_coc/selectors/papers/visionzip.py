@@ -1,4 +1,4 @@
-"""VisionZip: the tokens that receive most attention, and a few that stand for all others."""
+"""VisionZip: the tokens that receive most attention, and a few means of all others."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from arr_coc.selectors.registry import register_selector
 
 @register_selector("visionzip")
 class VisionZipSelector(PerPictureSelector):
-    """Keeps dominant tokens as they are and averages the others into contextual ones.
+    """Keeps dominant tokens as they are and averages the others into contextual tokens.
 
     The method of "VisionZip: Longer is Better but Not Necessary in Vision Language Models" (Yang et al.,
-    arXiv 2412.04467). Dominant are those that receive most attention. Of the M others every (M / C)-th is a target;
-    the rest go to the target whose key is most like theirs, by cosine. The question has no say.
+    arXiv 2412.04467). Dominant tokens are those that receive most attention. Of the M others every (M / C)-th is a
+    target; the rest join the target with the most similar key, by cosine. The question is not used.
 
-    Room that was left: without a class token, attention is the mean that a token's patches receive; attention and keys
-    are those of the encoder's last layer (LLaVA reads its features one layer earlier: `layer=-2` there). A contextual
-    token is the plain mean of its target and all that went to it, and stands at the target's place. One tenth of the
-    budget is contextual, as in the 45 % + 5 % of the authors' port to Qwen; of a single token nothing is.
+    Choices the paper leaves open: without a class token, attention is the mean that a token's patches receive;
+    attention and keys come from the encoder's last layer (LLaVA takes its features one layer earlier: use `layer=-2`
+    there). A contextual token is the plain mean of its target and the tokens that joined it, and takes the target's
+    place. One tenth of the budget is contextual, as in the 45 % + 5 % of the authors' port to Qwen; a budget of one
+    token has none.
 
     Args:
         contextual (`float`, *optional*, defaults to 0.1): share of the budget for contextual tokens.
-        layer (`int` or `float`, *optional*, defaults to -1): of the encoder.
+        layer (`int` or `float`, *optional*, defaults to -1): the encoder layer.
     """
 
     def __init__(self, contextual: float = 0.1, layer: EncoderLayer = -1) -> None:
@@ -37,21 +38,21 @@ class VisionZipSelector(PerPictureSelector):
         self.encoder_layers = (layer,)
 
     def pick(self, query: VisualQuery, count: int) -> Selection:
-        """Dominant tokens, then the means."""
+        """Keep the dominant tokens, and the means of the others."""
         groups = min(count - 1, max(1, round(self.contextual * count))) if self.contextual else 0
         order = strongest(query.received_attention(self.layer), len(query.tokens))
         dominant, rest = order[: count - groups], order[count - groups :].sort().values
         if not groups:
             return Selection(indices=dominant.sort().values)
-        every = len(rest) // groups
-        targets = rest[::every][:groups]  # [C]
+        stride = len(rest) // groups
+        targets = rest[::stride][:groups]  # [C]
         keys = unit_rows(query.keys(self.layer).float())
         nearest = (keys[rest] @ keys[targets].mT).argmax(dim=1)  # [M]
-        own = torch.arange(groups, device=rest.device)
-        nearest[::every][:groups] = own  # a target stays with itself, also beside one just like it
+        # a target belongs to itself, even if another one has the same key
+        nearest[::stride][:groups] = torch.arange(groups, device=rest.device)
         indices, order = torch.cat([dominant, targets]).sort()
-        row = order.argsort()  # of each dominant token and each target among those kept
-        joins = torch.empty(len(query.tokens), dtype=torch.long, device=rest.device)
-        joins[dominant] = row[: count - groups]
-        joins[rest] = row[count - groups :][nearest]
-        return merge(query, indices, lambda rows: mean_groups(rows, joins, count))
+        row = order.argsort()  # row of each dominant token and each target among the kept ones
+        group = torch.empty(len(query.tokens), dtype=torch.long, device=rest.device)
+        group[dominant] = row[: count - groups]
+        group[rest] = row[count - groups :][nearest]
+        return merge(query, indices, lambda rows: mean_groups(rows, group, count))
