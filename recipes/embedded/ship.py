@@ -58,8 +58,8 @@ those under what is asked; "downsample" reads a smaller picture of as many token
 program drew with other fonts {share:.1%} of the answers are exact. Signs in pictures of 2048 pixels, read whole:
 {large:.3f} of {large_count}.
 
-Photographs, {questions:,} questions such as "is there a dog?" about {photos} of COCO that it never saw, each class
-asked as often where it is as where it is not: {presence:.3f} are right. It is a guess with a tendency, not a
+Photographs, {questions:,} questions such as "is there a dog?" about {photos} of COCO that it never saw,
+balanced between yes and no for each class: {presence:.3f} are right. It is a guess with a tendency, not a
 detector. Tokens under a thing are nearer to its name than the others (cosine; 0.5 is chance): area under the curve
 {where:.3f} in the mean of {classes} classes, from {worst} {least:.2f} to {best} {most:.2f}.
 

@@ -25,6 +25,7 @@ from arr_coc.data.sources import mix_worlds
 from arr_coc.data.worlds import draw_scene, make_example, split_seed
 from arr_coc.evaluation.answers import answer_examples, exact_match
 from arr_coc.evaluation.metrics import coverage, overlap
+from arr_coc.evaluation.run import measure_looking
 from arr_coc.inference.load import load_selector
 from arr_coc.runtime.atomic_files import write_aside
 from arr_coc.texture import CHANNELS
@@ -159,6 +160,22 @@ def _iou(one: Any, other: Any) -> float:
     return across * down / (areas - across * down)
 
 
+def kept_coverage(vlm: ARRCOCQwen, selectors: dict[str, Any], path: Path) -> dict[str, float]:
+    """Share of what each expression means that is really kept at a quarter: with exploration, text that is carried
+    along, and without near-duplicates.
+    """
+    found = {}
+    for name, selector in selectors.items():
+        reader = ARRCOCQwen(vlm.model, vlm.processor, selector, budget=0.25, on_error="raise")
+        shares = []
+        for example in read_expressions(path):
+            answer = reader.inspect(example.picture, example.question, details=False)
+            shares.append(measure_looking(example, answer.kept[0], None)["coverage"])
+        found[name] = round(sum(shares) / len(shares), 4)
+        print("kept coverage", name, found[name], flush=True)
+    return found
+
+
 def discovered(layer: ARRCOCLayer, features: Features) -> dict[str, Any]:
     """What training made of the weights that have a meaning: by kind of question, and for all."""
     found: dict[str, list[torch.Tensor]] = defaultdict(list)
@@ -239,6 +256,8 @@ def looking(
     if expressed is not None:
         found["expressions"] = expressions(layers["selector"], expressed, features["expressions"])
         print("expressions", found["expressions"], flush=True)
+        others = {name: create_selector(name) for name in BLIND}
+        found["expressions"]["kept coverage"] = kept_coverage(vlm, {**layers, **others}, expressed)
     found["discovered"] = discovered(layers["selector"], features["worlds"])
     print("discovered", found["discovered"], flush=True)
     return found

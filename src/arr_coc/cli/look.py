@@ -97,7 +97,7 @@ def look_at(
     vlm = ARRCOCQwen.from_pretrained(base, chosen)
     if channels is not None:
         chosen = _use_channels(vlm, channels, chosen, named=selector is not None)
-    seen = vlm.look(opened.image, question, budget=budget, mode=mode)  # type: ignore[arg-type]  # checked above
+    seen = vlm.inspect(opened.image, question, budget=budget, mode=mode)  # type: ignore[arg-type]  # checked above
     (_, rows, columns), cells = seen.kept[0]
     cell = ARRCOCConfig.for_model(vlm.model).cell_pixels
     known = {EMBEDDED: "that of the embedded model", "arr-coc": "untrained layer"}

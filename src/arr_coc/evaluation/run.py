@@ -105,7 +105,7 @@ def run_contender(
     """Run a contender at a budget on a batch, one picture per row; generate answers, or only select."""
     session = opened.session(family, contender, budget)
     if not answer:
-        return session.look(inputs)
+        return session.inspect(inputs)
     return session.generate({**inputs, "max_new_tokens": opened.max_new_tokens, "do_sample": False})
 
 

@@ -87,12 +87,12 @@ class Family:
 
     def encode(self, inputs: Inputs, kind: str, layers: Sequence[EncoderLayer] = ()) -> Encoded:
         """Encode all pictures of a kind once, and record the named encoder layers."""
-        modules = self.encoder_attention() if layers else []
+        if not layers:
+            return Encoded(*self.run_encoder(inputs, kind))
+        modules = self.encoder_attention()
         attending = self.attending_layers(len(modules))
         with keep_inputs(modules, [find_layer(layer, len(modules), attending) for layer in layers]) as kept:
             features, deepstack = self.run_encoder(inputs, kind)
-        if not layers:
-            return Encoded(features, deepstack)
 
         def read(layer: int) -> LayerInput:
             return self.read_layer(modules[layer], kept[layer], inputs, kind)

@@ -262,7 +262,7 @@ class ARRCOCQwen(nn.Module):
         return self._make_answer(run, mode, text.strip())
 
     @torch.no_grad()
-    def look(
+    def inspect(
         self,
         pictures: PictureLike | Message | Iterable[PictureLike | Message],
         question: str | None = None,
@@ -278,7 +278,7 @@ class ARRCOCQwen(nn.Module):
             pictures, question, budget, mode, gaze, details: as in [`~ARRCOCQwen.answer`].
         """
         mode, session, inputs = self._open_session(pictures, question, budget, mode, gaze, details)
-        return self._make_answer(session.look(inputs, Stopwatch(self.device)), mode, "")
+        return self._make_answer(session.inspect(inputs, Stopwatch(self.device)), mode, "")
 
     def _open_session(
         self,

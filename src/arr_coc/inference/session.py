@@ -213,7 +213,7 @@ class Session:
             return self.settings.budget
         return DEFAULT_BUDGET if self.settings.mode == "saccade" else self.selector.default_budget
 
-    def look(self, inputs: Inputs, watch: Stopwatch = OFF) -> Run:
+    def inspect(self, inputs: Inputs, watch: Stopwatch = OFF) -> Run:
         """Choose tokens without generating. If they are dropped inside the model, this takes one forward pass."""
         if self.inside:
             return self.forward({**inputs, "logits_to_keep": 1}, watch)
