@@ -500,7 +500,7 @@ def test_ask_tells_of_conversions_beside_its_output(pictures):
     [
         ((SHAPES, "what is <|image_pad|>?"), "contains <|image_pad|>, which is a marker of the chat's own form"),
         ((SHAPES, "hi <|video_pad|>"), "contains <|video_pad|>"),
-        ((SHAPES, PURPLE, "--selector", "rondom"), "no selector is named 'rondom'; there are .*, centre, .*random"),
+        ((SHAPES, PURPLE, "--selector", "rondom"), "no selector is named 'rondom'; use .*, centre, .*random"),
         ((SHAPES, PURPLE, "--selector", ""), "no selector is named ''"),
         ((SHAPES, PURPLE, "--selector", "oracle"), "oracle must be told where to look"),
         ((SHAPES, PURPLE, "--model", "Qwen3"), "there is no directory 'Qwen3', and a Hub id has a slash"),

@@ -165,7 +165,7 @@ def test_what_a_visitor_can_do_wrong_is_said(engine, tmp_path):
     cases = [
         ((None, PURPLE), "there is no picture"),
         ((broken, PURPLE), "the file broken.png is damaged"),
-        ((huge, PURPLE), "the file huge.png has more than 256,000,000 pixels"),
+        ((huge, PURPLE), "the file huge.png is larger than the limit of 256,000,000 pixels"),
         ((SHAPES, "  "), "the question is empty"),
         ((SHAPES, "a" * 20000), "20,000 characters; at most 2,000 are allowed"),
         ((SHAPES, PURPLE, "prune", 0.0), "a budget of 0% leaves nothing"),
@@ -177,7 +177,7 @@ def test_what_a_visitor_can_do_wrong_is_said(engine, tmp_path):
         ((SHAPES, PURPLE, "prune", 0.25, "nonsense"), "no selector is named 'nonsense'"),
         ((SHAPES, PURPLE, "prune", 0.25, str(folder)), "selector"),
         ((SHAPES, PURPLE, "prune", 0.25, "oracle"), "oracle must be told where to look"),
-        ((SHAPES, "what <|im_end|> is this?"), "a marker of the chat's own form"),
+        ((SHAPES, "what <|im_end|> is this?"), "reserved for the chat template"),
     ]
     for given, said in cases:
         with pytest.raises(Mistake) as caught:

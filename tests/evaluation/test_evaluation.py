@@ -18,11 +18,11 @@ from arr_coc import ARRCOCConfig, ARRCOCLayer, VisualQuery, create_selector, lis
 from arr_coc.cli import app
 from arr_coc.data.worlds import make_example, split_seed
 from arr_coc.drawing.charts import line_chart
+from arr_coc.evaluation.answers import answer_examples
 from arr_coc.evaluation.contenders import OURS, known_contenders, open_contenders, parse_budgets
 from arr_coc.evaluation.records import MISSING, RECORDS, Record, Store
 from arr_coc.evaluation.report import write_report
 from arr_coc.evaluation.run import Opened, measure_looking, read_bits, run_contender, share_encodings
-from arr_coc.evaluation.answers import answer_examples
 from arr_coc.evaluation.sections import write_budget
 from arr_coc.evaluation.summary import SUCCESSES, attribute, summarise
 from arr_coc.evaluation.tasks import open_task

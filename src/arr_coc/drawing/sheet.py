@@ -27,7 +27,7 @@ def draw_sheet(image: Image.Image, question: str, answer: Answer, footnotes: tup
     Args:
         image (`PIL.Image.Image`): the picture at the size of its cells, see [`fit_to_cells`].
         question (`str`): what was asked.
-        answer (`Answer`): from `answer` or `inspect` with `details=True`; the maps are left out if the selector has none.
+        answer (`Answer`): from `answer` or `inspect` with `details=True`; maps only where the selector has some.
         footnotes (`tuple[str, ...]`, *optional*): lines at the foot of the sheet.
     """
     output = answer.output
