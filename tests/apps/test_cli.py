@@ -562,9 +562,9 @@ def embedded():
     [
         (None, "prune", None),
         (None, "prune", "20"),
-        (None, "saccade", None),
+        pytest.param(None, "saccade", None, marks=pytest.mark.slow),
         (None, "saccade", "0.3"),
-        (None, "weight", None),
+        pytest.param(None, "weight", None, marks=pytest.mark.slow),
         ("visionzip", "prune", None),
         ("fastv", "prune", "0.1"),
     ],

@@ -80,7 +80,7 @@ def test_it_understands_strangers(vlm):
     ("name", "question", "wanted"),
     [
         ("page.png", "which total is written here?", "$20.10"),
-        ("needle.png", "what does the sign next to the black ring say?", "FTXDQB"),
+        pytest.param("needle.png", "what does the sign next to the black ring say?", "FTXDQB", marks=pytest.mark.slow),
         ("cat.jpg", "is there a cat?", "yes"),
         ("cat.jpg", "is there a dog?", "no"),
         ("coffee.jpg", "is there a cup?", "yes"),

@@ -221,6 +221,7 @@ def test_a_run_on_the_embedded_model_is_resumed_exactly(estimator, tmp_path, mon
     assert (about["stage"], about["estimator"], about["budget"]) == ("answers", estimator, "0.5-0.9")
 
 
+@pytest.mark.slow
 def test_lora_learns_beside_the_selector_and_is_saved_as_an_adapter(tmp_path, monkeypatch):
     pytest.importorskip("peft")
     small(monkeypatch)
@@ -235,6 +236,7 @@ def test_lora_learns_beside_the_selector_and_is_saved_as_an_adapter(tmp_path, mo
         assert any("lora_B" in name for name in ARRCOCQwen.from_pretrained(directory).model.state_dict().keys() - plain)
 
 
+@pytest.mark.slow
 def test_last_layers_learn_and_the_base_is_saved_with_them(tmp_path, monkeypatch):
     small(monkeypatch)
     out = run(tmp_path / "out", last_layers=1)

@@ -212,6 +212,7 @@ here.run({str(tmp_path / "two")!r}, {str(cache)!r}, 6, batch_size=4)
     assert any((value != untrained[name]).any() for name, value in wanted.items())
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_last_good_checkpoint(cache, tmp_path, monkeypatch):
     import arr_coc.training.proxy as proxy
 
@@ -230,6 +231,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_last_good_checkpoi
     assert all(value.isfinite().all() for value in weights(kept[0]).values())
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_previous_checkpoint(cache, tmp_path, monkeypatch):
     save, calls = checkpoints.save_file, []
 
