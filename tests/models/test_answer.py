@@ -30,7 +30,8 @@ from arr_coc import (
     prepare,
 )
 from arr_coc.inference import load as loading
-from arr_coc.inference.messages import make_messages, open_shown
+from arr_coc.inference.messages import make_messages
+from arr_coc.pixels.files import as_picture
 
 ROOT = Path(__file__).parents[2]
 SHORT = {"max_new_tokens": 5, "min_new_tokens": 5}
@@ -222,7 +223,7 @@ def test_a_photo_is_the_same_as_a_file_and_as_an_image(vlm, tmp_path):
     path = tmp_path / "turned.jpg"
     photo(96, 64).save(path, exif=turned, quality=95)
     with Image.open(path) as image:
-        assert open_shown(image).size == open_shown(path).size == (64, 96)
+        assert as_picture(image).size == as_picture(path).size == (64, 96)
 
 
 @pytest.mark.parametrize("family", QWEN)
@@ -270,7 +271,7 @@ def test_what_cannot_be_asked_is_said_in_one_line(vlm, picture):
         ((np.zeros((4, 4)), "what?"), {}, r"an array must be \[H, W, 3\] of uint8, got \[4, 4\] of float64"),
         (([], "what?"), {}, "there is no picture; give at least one"),
         (({"text": "a"}, "what?"), {}, "a message needs `role` and `content`, got text"),
-        (("https://example.com/a.jpg", "what?"), {}, "https://example.com/a.jpg is an address; download"),
+        (("https://example.com/a.jpg", "what?"), {}, "https://example.com/a.jpg is a URL; download"),
         ((picture, 3), {}, "the question must be a string, got int"),
         ((picture, "what?"), {"num_return_sequences": 3}, "takes no num_return_sequences; use `generate`"),
     ]

@@ -10,7 +10,7 @@ from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, Budget, check_budget
 from arr_coc.inference.load import load_selector
 from arr_coc.prompting.settings import Mode
 from arr_coc.selectors.contract import Selector
-from arr_coc.selectors.registry import list_selectors
+from arr_coc.selectors.registry import UnknownSelectorError, list_selectors
 
 OURS = "arr-coc"
 FULL = "full"
@@ -61,10 +61,8 @@ def _open(name: str, model: Any, trained: bool) -> Contender:
     source = {OURS: EMBEDDED if trained else OURS, UNTRAINED: OURS}.get(plain, plain)
     try:
         selector = load_selector(source, model)
-    except ValueError as error:
-        if str(error).startswith("no selector is named"):
-            raise ValueError(f"no selector is named {name!r}; use {', '.join(known_contenders())}") from None
-        raise
+    except UnknownSelectorError:
+        raise ValueError(f"no selector is named {name!r}; use {', '.join(known_contenders())}") from None
     if name == plain:
         return Contender(name, selector)
     if not selector.can_saccade:

@@ -23,7 +23,7 @@ from arr_coc.families.family import Family, family_class
 from arr_coc.realizing import ARRCOCLayer
 from arr_coc.runtime.hub import CONFIG_NAME, UnreachableError, find_file
 from arr_coc.selectors.contract import Selector
-from arr_coc.selectors.registry import create_selector, list_selectors
+from arr_coc.selectors.registry import UnknownSelectorError, create_selector, list_selectors
 
 logger = logging.getLogger(__name__)
 
@@ -204,7 +204,7 @@ def _check_place(selector: str | Path) -> None:
     """Raise `ValueError` unless this is the name of a selector, a directory, or has the form of a Hub id."""
     if _is_bare_name(selector) and str(selector) != EMBEDDED:
         names = ", ".join([*list_selectors(), EMBEDDED])
-        raise ValueError(f"no selector is named {str(selector)!r}; use {names}, a directory or a Hub id")
+        raise UnknownSelectorError(f"no selector is named {str(selector)!r}; use {names}, a directory or a Hub id")
 
 
 def load_selector(selector: str | Path | Selector | None, model: nn.Module, **hub: Any) -> Selector:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from arr_coc.pixels.files import open_shown
+from arr_coc.pixels.files import as_picture
 
 PictureLike = str | Path | Image.Image | np.ndarray
 Message = Mapping[str, Any]
@@ -38,7 +38,7 @@ def make_messages(
     if not all(isinstance(item, Mapping) for item in items):
         if question is None:
             raise ValueError("there is no question; ask something about the picture")
-        shown: list[dict[str, Any]] = [{"type": "image", "image": open_shown(picture)} for picture in items]
+        shown: list[dict[str, Any]] = [{"type": "image", "image": as_picture(picture)} for picture in items]
         return [{"role": "user", "content": [*shown, {"type": "text", "text": question}]}]
     wrong = [item for item in items if not {"role", "content"} <= set(item)]
     if wrong:
@@ -56,7 +56,7 @@ def _open_content(content: Any) -> list[Any]:
     for part in content:
         source = next((name for name in ("image", "path", "url") if name in part), None)
         is_picture = source is not None and part.get("type", "image") == "image"
-        opened.append({"type": "image", "image": open_shown(part[source])} if is_picture else part)
+        opened.append({"type": "image", "image": as_picture(part[source])} if is_picture else part)
     return opened
 
 

@@ -129,7 +129,7 @@ def _eight_bit(values: np.ndarray, mode: str) -> np.ndarray:
     return scaled.round().astype(np.uint8)
 
 
-def open_shown(picture: Any) -> Image.Image:
+def as_picture(picture: Any) -> Image.Image:
     """Upright 8-bit RGB picture from a path, a PIL image, or an array `[H, W, 3]` of bytes."""
     if isinstance(picture, np.ndarray):
         if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
@@ -138,7 +138,7 @@ def open_shown(picture: Any) -> Image.Image:
     if isinstance(picture, Image.Image):
         return to_rgb(picture).image
     if isinstance(picture, str) and "://" in picture:
-        raise ValueError(f"{picture} is an address; download the picture first and give its path")
+        raise ValueError(f"{picture} is a URL; download the picture first and give its path")
     if isinstance(picture, str | Path):
         return open_picture(picture).image
     raise TypeError(f"a picture must be a path, a PIL image or an array of bytes, got {type(picture).__name__}")

@@ -12,6 +12,10 @@ SelectorT = TypeVar("SelectorT", bound=type[TokenSelector] | type[PictureSelecto
 _REGISTRY: dict[str, type[TokenSelector] | type[PictureSelector] | type[LanguageSelector]] = {}
 
 
+class UnknownSelectorError(ValueError):
+    """A name that no selector is registered under."""
+
+
 def register_selector(name: str) -> Callable[[SelectorT], SelectorT]:
     """Class decorator that registers a selector under a unique name.
 
@@ -57,7 +61,7 @@ def create_selector(name: str, **kwargs: Any) -> Any:
     ```
     """
     if name not in _REGISTRY:
-        raise ValueError(f"no selector is named {name!r}; there are {', '.join(list_selectors())}")
+        raise UnknownSelectorError(f"no selector is named {name!r}; there are {', '.join(list_selectors())}")
     cls = _REGISTRY[name]
     try:
         inspect.signature(cls).bind(**kwargs)
