@@ -18,4 +18,4 @@ inputs = processor.apply_chat_template(chat, **form).to(model.device)
 with attach(model, layer, budget=0.25) as run:  # the usual call; inside, a physically shorter prompt
     out = model.generate(**inputs, max_new_tokens=64)
 print(processor.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
-print(run.output[0].strategy, run.output[0].reason)
+print(*(output.reason for output in run.output if output is not None))

@@ -216,17 +216,19 @@ class TokenAllocator(nn.Module):
             worth = self._suppress_duplicates(
                 worth.flatten(1), features, variety, min(total, 2 * most, MOST_CANDIDATES)
             )
+            # 1. the cells that are worth most
             exploited = _first(worth.argsort(dim=1, descending=True, stable=True), places, count - explored)
             near = F.max_pool2d(exploited.view(-1, 1, rows, columns).to(flat.dtype), 3, stride=1, padding=1)
             covered = near.view(batch, total) > 0
             if visited is not None:
                 covered = covered | visited
-            # unvisited cells first, then visited, then chosen ones; within each in evenly spread order
+            # 2. cells spread evenly: first where nothing was looked at, then around chosen or visited cells
             turn = even_rank + total * (covered.long() + exploited)
             kept = exploited | _first(turn.argsort(dim=1), places, explored)
             known_match = flat.new_zeros(batch) if match is None else match.to(flat.dtype)
             if structure is None:
                 structure = flat.new_full((batch,), math.inf)
+            # 3. an even grid instead of both, where neither picture nor question says where to look
             fallback = (structure < 1) & (known_match < 1) & (count < total)
             kept = torch.where(fallback[:, None], even_rank < count[:, None], kept)
             report = [count.to(flat.dtype), fallback.to(flat.dtype), structure, known_match, spread]

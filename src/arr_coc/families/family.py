@@ -34,8 +34,18 @@ class Encoded(NamedTuple):
     reader: EncoderReader | None = None
 
 
+class IncompleteFamilyError(TypeError):
+    """A family lacks a method that a call needs."""
+
+
 class Family:
-    """One family of models. `target` is the module with `generate`, `inner` the one inside it, without the head."""
+    """One family of models. `target` is the module with `generate`, `inner` the one inside it, without the head.
+
+    A subclass must define `grids`, `run_encoder`, `positions`, `place` and `wrap`. What else it defines adds to what it
+    can do: `pictures` gives the layer a texture, `encoder_attention` and `read_layer` serve selectors that read the
+    encoder, `resize` those that change the picture, and `cut`, `encode_cells` and `state_grids` serve mode `saccade`.
+    The model has its head in `lm_head`, and its `forward` takes `mm_encoder_outputs`.
+    """
 
     processor_class: ClassVar[str] = ""
     kinds: ClassVar[tuple[str, ...]] = ("image",)
@@ -184,8 +194,10 @@ class Family:
         """The features of each picture in the form of the model's encoder output."""
         raise self._not_implemented("wrap")
 
-    def _not_implemented(self, method: str) -> TypeError:
-        return TypeError(f"{type(self).__name__} does not implement `{method}`; define it in the subclass of `Family`")
+    def _not_implemented(self, method: str) -> IncompleteFamilyError:
+        return IncompleteFamilyError(
+            f"{type(self).__name__} does not implement `{method}`; define it in the subclass of `Family`"
+        )
 
 
 FamilyT = TypeVar("FamilyT", bound=type[Family])

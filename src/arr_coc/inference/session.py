@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from arr_coc.config import Budget
-from arr_coc.families.family import Family, Inputs, open_family
+from arr_coc.families.family import Family, IncompleteFamilyError, Inputs, open_family
 from arr_coc.gaze.plan import DEFAULT_BUDGET, Gaze
 from arr_coc.prompting.inside_model import Cut, InsideModel, check_decoding, check_inside
 from arr_coc.prompting.layout import Prompt, check_selections
@@ -196,13 +196,14 @@ class Session:
         """
         try:
             choose()
-        except (InvalidSelectorError, torch.OutOfMemoryError):
+        except (InvalidSelectorError, IncompleteFamilyError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             if self.settings.on_error == "raise":
                 raise
-            logger.warning("selection failed, %s: %s", fallback, error)
-            return str(error)
+            # the traceback is for those who ask for it; an error without a text has at least a name
+            logger.warning("selection failed, %s: %s", fallback, error, exc_info=logger.isEnabledFor(logging.DEBUG))
+            return str(error) or type(error).__name__
         return None
 
     def _budget(self) -> Budget | None:
