@@ -359,17 +359,6 @@ def test_a_deep_copy_made_while_attached_is_a_plain_model_of_its_own(opened):
 
 
 @torch.no_grad()
-def test_a_cache_of_the_shorter_prompt_is_refused_in_the_next_turn(opened):
-    family, model = opened
-    data = inputs_for(family, IMAGE_PROMPT)
-    with attach(model, ByScore(), budget=4):
-        first = model.generate(**data, **GREEDY, return_dict_in_generate=True)
-        longer = torch.cat([first.sequences, torch.tensor([[20, 21]])], dim=1)
-        with pytest.raises(ValueError, match="start the next turn without `past_key_values`"):
-            model.generate(input_ids=longer, past_key_values=first.past_key_values, **GREEDY)
-
-
-@torch.no_grad()
 def test_limits_in_a_generation_config_count_the_full_prompt(opened):
     family, model = opened
     data = inputs_for(family, IMAGE_PROMPT)
@@ -455,7 +444,7 @@ def test_inputs_that_say_too_little_are_refused():
     with pytest.raises(ValueError, match="`image_grid_thw` is missing"):
         prepare(model, {name: data[name] for name in data if name != "image_grid_thw"}, ByScore())
     embeds = model.get_input_embeddings()(data["input_ids"])
-    with pytest.raises(ValueError, match="needs `input_ids`"):
+    with pytest.raises(ValueError, match="pass `input_ids`"):
         prepare(model, {**data, "input_ids": None, "inputs_embeds": embeds}, ByScore())
     open_ended = inputs_for("llava", [("text", 2), ("image", (1, 1, 1))])
     llava = tiny_model("llava")
@@ -467,3 +456,62 @@ def test_inputs_that_say_too_little_are_refused():
     llava.config.vision_config.model_type = "siglip_vision_model"
     with pytest.raises(ValueError, match="LLaVA is supported with CLIP and the strategy 'default', got siglip"):
         attach(llava, ByScore())
+
+
+ARGUMENTS = {
+    "position_ids": (lambda data: torch.zeros(3, *data["input_ids"].shape, dtype=torch.long), "drop `position_ids`"),
+    "attention_mask": (
+        lambda data: torch.ones(1, 1, 8, 8),
+        "must have shape .* to be shortened, got",
+    ),
+    "logits_to_keep": (lambda data: torch.tensor([0, 3]), "`logits_to_keep` names columns of the full prompt"),
+    "mm_encoder_outputs": (lambda data: {"image": None}, "pass the pictures alone"),
+    "inputs_embeds": (lambda data: torch.zeros(*data["input_ids"].shape, 64), "pass `input_ids`"),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_arguments_that_a_shorter_prompt_cannot_honour_are_refused(opened, name):
+    family, model = opened
+    data = inputs_for(family, IMAGE_PROMPT)
+    make, message = ARGUMENTS[name]
+    with pytest.raises(ValueError, match=message):
+        prepare(model, {**data, name: make(data)}, ByScore())
+    with attach(model, ByScore(), budget=3):
+        for call in (model, model.generate):
+            with pytest.raises(ValueError, match=message):
+                call(**{**data, name: make(data)})
+        without = {key: value for key, value in data.items() if key != "pixel_values"}
+        if name == "mm_encoder_outputs":
+            with pytest.raises(ValueError, match="`mm_encoder_outputs` cannot be shortened; pass the pictures"):
+                model(**without, mm_encoder_outputs=make(data))
+        with pytest.raises(ValueError, match="prefill_chunk_size loses the pictures"):
+            model.generate(**data, prefill_chunk_size=4)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@torch.no_grad()
+def test_processors_and_criteria_see_the_full_prompt(opened, beams):
+    family, model = opened
+    data = inputs_for(family, IMAGE_PROMPT, TWO_IMAGES)
+    prompt, seen = data["input_ids"], []
+
+    def check(ids):
+        rows = prompt.repeat_interleave(len(ids) // len(prompt), dim=0)
+        seen.append(torch.equal(ids[:, : prompt.shape[1]], rows))
+
+    def process(input_ids, scores):
+        check(input_ids)
+        return scores
+
+    def stop(input_ids, scores, **kwargs):
+        check(input_ids)
+        return torch.full((len(input_ids),), input_ids.shape[1] >= prompt.shape[1] + 2)
+
+    with attach(model, ByScore(), budget=3, on_error="raise"):
+        out = model.generate(
+            **data, **{**GREEDY, "num_beams": beams}, logits_processor=[process], stopping_criteria=[stop]
+        )
+    assert seen
+    assert all(seen)
+    assert out.shape[1] == prompt.shape[1] + 2

@@ -26,6 +26,7 @@ from transformers import DynamicCache, Qwen3VLForConditionalGeneration
 from arr_coc import ARRCOCQwen, LanguageSelector, attach, create_selector, prepare
 from arr_coc.attending import resolve_budget
 from arr_coc.families.family import open_family
+from arr_coc.prompting.cache import calling
 from arr_coc.prompting.inside_model import InsideModel
 from arr_coc.prompting.layout import read_prompt
 
@@ -362,7 +363,7 @@ def test_threads_do_not_mix():
 
     selector, family = create_selector("fastv"), open_family(model)
     choose = lambda paid: [chosen.indices.numpy() for chosen in selector.select(paid, 4)]  # noqa: E731
-    with InsideModel(family, selector, read_prompt(family, own), choose, {}):
+    with calling(model), InsideModel(family, selector, read_prompt(family, own), choose):
         run(threading.Thread(target=look))
         assert torch.equal(model(**own).logits, expected["qwen2_vl"])
     assert torch.equal(results["plain"], plain)
@@ -399,7 +400,7 @@ def test_what_cannot_work_is_said_in_one_line():
         first = model.generate(**data, **GREEDY, return_dict_in_generate=True)
         with pytest.raises(ValueError, match="start the next turn without `past_key_values`"):
             model.generate(input_ids=first.sequences, past_key_values=first.past_key_values, **GREEDY)
-        with pytest.raises(ValueError, match="whole prompt in one pass"):
+        with pytest.raises(ValueError, match="already holds tokens, which a shortened prompt cannot follow"):
             model(**data, past_key_values=first.past_key_values)
         with pytest.raises(ValueError, match="its last token does the choosing"):
             model(**ending_in_a_picture(data))

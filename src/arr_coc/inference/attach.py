@@ -15,7 +15,7 @@ from arr_coc.config import Budget, Grid
 from arr_coc.families.family import open_family
 from arr_coc.gaze.plan import Gaze
 from arr_coc.inference.session import Run, Session
-from arr_coc.prompting.inside_model import InsideModel
+from arr_coc.prompting.cache import calling, is_called
 from arr_coc.prompting.question import ChatTokens, Ints
 from arr_coc.prompting.settings import Mode, OnError, Settings
 from arr_coc.selectors.contract import Selector
@@ -60,8 +60,10 @@ class Calls:
         """Like the model's own; a call without pictures is passed on unchanged."""
         session, family = self.session, self.session.family
         arguments = _name_arguments(family.target.forward, args, kwargs)
-        continues = session.continues(arguments.get("past_key_values"))
-        if not (family.present(arguments) or continues) or InsideModel.running(family):
+        if is_called(family.target):  # by our own `generate`, with a prompt that is shorter already
+            return self._forward(*args, **kwargs)
+        if not family.present(arguments) and not session.continues(arguments.get("past_key_values")):
+            self._check_features(arguments)
             return self._forward(*args, **kwargs)
         run = session.forward(arguments)
         if run.kept:  # empty if this call only decoded another token
@@ -73,11 +75,21 @@ class Calls:
         arguments = _name_arguments(self.session.family.target.generate, args, kwargs)
         if arguments.get("inputs") is not None:
             arguments["input_ids"] = arguments.pop("inputs")
-        self.session.check_cache(arguments.get("past_key_values"))
-        if not self.session.family.present(arguments):
-            return self._generate(*args, **kwargs)
-        self.last = self.session.generate(arguments)
-        return self.last.result
+        cache = arguments.get("past_key_values")
+        self.session.check_cache(cache)
+        if not self.session.family.present(arguments) and not self.session.continues(cache):
+            self._check_features(arguments)
+            with calling(self.session.family.target):  # its passes have nothing to shorten either
+                return self._generate(*args, **kwargs)
+        run = self.session.generate(arguments)
+        if run.kept:  # empty for a further turn
+            self.last = run
+        return run.result
+
+    @staticmethod
+    def _check_features(arguments: dict[str, Any]) -> None:
+        if arguments.get("mm_encoder_outputs"):
+            raise ValueError("`mm_encoder_outputs` cannot be shortened; pass the pictures, as `pixel_values`, instead")
 
 
 def _name_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

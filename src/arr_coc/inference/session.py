@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import torch
@@ -23,7 +22,9 @@ from torch import Tensor, nn
 from arr_coc.config import Budget
 from arr_coc.families.family import Family, IncompleteFamilyError, Inputs, open_family
 from arr_coc.gaze.plan import DEFAULT_BUDGET, Gaze
-from arr_coc.prompting.inside_model import Cut, InsideModel, check_decoding, check_inside
+from arr_coc.inference.arguments import adjust_limits, check_arguments, check_generation, with_full_ids
+from arr_coc.prompting.cache import Holding, calling, cut_of, holding_of, mark_cache
+from arr_coc.prompting.inside_model import InsideModel, check_decoding, check_inside
 from arr_coc.prompting.layout import Prompt, check_selections
 from arr_coc.prompting.prune import KeepingAll, Pruning
 from arr_coc.prompting.question import ChatTokens, Ints
@@ -67,6 +68,8 @@ class Run:
         result (`Any`): the model's output, if it was called.
         generated (`Tensor` of shape `[B, n]`, *optional*): the new tokens.
         prompt (`Prompt`, *optional*): the full prompt, if it has pictures.
+        holding (`Holding`, *optional*): what a cache that this call fills holds, if the prompt is shorter than the ids
+            that the caller passed.
     """
 
     inputs: dict[str, Any]
@@ -84,6 +87,7 @@ class Run:
     result: Any = None
     generated: Tensor | None = None
     prompt: Prompt | None = field(default=None, repr=False)
+    holding: Holding | None = field(default=None, repr=False)
 
 
 def check_selector(selector: object) -> None:
@@ -116,8 +120,6 @@ class Session:
         self.selector = selector
         self._forward = forward or family.target.__call__
         self._generate = generate or family.target.generate
-        self._short_caches: WeakSet[Any] = WeakSet()
-        self._cuts: WeakKeyDictionary[Any, Cut] = WeakKeyDictionary()
 
     @property
     def selector(self) -> Selector:
@@ -147,6 +149,7 @@ class Session:
         """
         if not self.family.present(inputs):
             return Run(dict(inputs), self.settings.mode, selector_name(self.selector))
+        check_arguments(inputs)
         steps = self._make_steps(inputs)
         with watch.stage("select"):
             steps.read()
@@ -174,6 +177,7 @@ class Session:
             failure=failure,
             milliseconds=watch.milliseconds,
             prompt=steps.prompt,
+            holding=_shorter(short.holding, inputs["input_ids"]),
         )
 
     def _make_steps(self, inputs: Inputs) -> Shortening:
@@ -227,9 +231,14 @@ class Session:
             arguments (`Mapping`): arguments of the model's `forward`.
             watch (`Stopwatch`, *optional*): times the stages `encode`, `select` and `prefill`.
         """
-        run = self.prepare(arguments, watch)
+        holding = holding_of(arguments.get("past_key_values"))
+        if holding is None:
+            run = self.prepare(arguments, watch)
+        else:
+            run = Run(self._continue_by_hand(arguments, holding), self.settings.mode, selector_name(self.selector))
         with watch.stage("prefill"):
             run.result = self._call(self._forward, run)
+        _mark(getattr(run.result, "past_key_values", None), run.holding)
         return run
 
     def generate(self, arguments: Inputs, watch: Stopwatch = OFF) -> Run:
@@ -244,13 +253,20 @@ class Session:
             if self._inside is not None:
                 check_decoding(self.family, self._inside, arguments)
         prompt_ids: Tensor = arguments["input_ids"]
+        holding = holding_of(arguments.get("past_key_values"))
         with torch.no_grad():
-            run = self.prepare(arguments, watch)
+            if holding is None:
+                run = self.prepare(arguments, watch)
+            else:
+                run = Run(self._continue(arguments, holding), self.settings.mode, selector_name(self.selector))
         length = run.inputs["input_ids"].shape[1]
-        options = _adjust_limits(self.family, arguments, length - prompt_ids.shape[1])
+        options = adjust_limits(self.family, arguments, length - prompt_ids.shape[1])
+        for name in ("logits_processor", "stopping_criteria"):
+            if arguments.get(name):
+                options[name] = [with_full_ids(function, prompt_ids, length) for function in arguments[name]]
         first_token = _FirstToken(watch)
         if watch.on:
-            options["logits_processor"] = [first_token, *(arguments.get("logits_processor") or [])]
+            options["logits_processor"] = [first_token, *options.get("logits_processor", [])]
         begin = watch.now() if watch.on else 0.0
         run.result = self._call(self._generate, run, options)
         if watch.on:
@@ -265,27 +281,68 @@ class Session:
             run.result = sequences
         else:
             run.result.sequences = sequences
-            if getattr(run.result, "past_key_values", None) is not None and not self.inside and run.kept:
-                self._short_caches.add(run.result.past_key_values)
+            _mark(getattr(run.result, "past_key_values", None), run.holding)
+        _mark(arguments.get("past_key_values"), run.holding)
         return run
 
+    def _continue(self, arguments: Inputs, holding: Holding) -> dict[str, Any]:
+        """Arguments of a further turn, whose ids begin with the full prompt that a cache holds shortened."""
+        ids: Tensor = arguments["input_ids"]
+        text = ids[:, holding.full_length :]
+        begins = ids[:, : holding.full_length]
+        if not text.shape[1] or begins.shape != holding.full_ids.shape or not torch.equal(begins, holding.full_ids):
+            raise ValueError(
+                "`input_ids` do not go on from the prompt that this cache holds; pass the whole conversation, or start "
+                "without `past_key_values`"
+            )
+        visual = torch.tensor([self.family.token_id(kind) for kind in self.family.kinds], device=ids.device)
+        if torch.isin(text, visual).any():
+            raise ValueError(
+                "a further picture cannot join the cache of a shortened prompt; start this turn without "
+                "`past_key_values`"
+            )
+        described = {*self.family.consumed, *self.family.pixel_names.values(), *self.family.completed(arguments)}
+        passed = {name: value for name, value in arguments.items() if name not in described}
+        return passed | holding.extend(self.family, text)
+
+    def _continue_by_hand(self, arguments: Inputs, holding: Holding) -> dict[str, Any]:
+        """Arguments of a forward pass that adds tokens `[B, n]` to a cache."""
+        if self.family.present(arguments):
+            raise ValueError(
+                "a further picture cannot join the cache of a shortened prompt; start without `past_key_values`"
+            )
+        ids: Tensor = arguments["input_ids"]
+        decoded = arguments["past_key_values"].get_seq_length() - holding.length
+        before = ids.new_zeros(len(ids), decoded)  # only their number matters
+        extended = holding.extend(self.family, torch.cat([before, ids], dim=1))
+        positions = extended["position_ids"][..., -ids.shape[1] :]
+        return {**arguments, "attention_mask": extended["attention_mask"], "position_ids": positions}
+
     def continues(self, cache: Any) -> bool:
-        """Whether tokens were dropped inside the model when this cache was filled; later calls then need hooks too."""
-        return cache is not None and cache in self._cuts
+        """Whether a cache holds a shortened prompt, so that a later call needs the session too."""
+        return holding_of(cache) is not None or cut_of(cache) is not None
 
     def check_cache(self, cache: Any) -> None:
-        """Raise `ValueError` if a cache holds a shortened prompt, which no longer matches the full ids."""
-        if cache is not None and (cache in self._short_caches or cache in self._cuts):
+        """Raise `ValueError` if a cache cannot be continued by `generate`."""
+        if cut_of(cache) is not None:
             raise ValueError(
-                "this cache holds a shortened prompt, not the full ids; start the next turn without `past_key_values`"
+                "tokens left inside the language model when this cache was filled, so that its layers have different "
+                "lengths; start the next turn without `past_key_values`"
             )
 
     def _call(self, call: Callable[..., Any], run: Run, options: dict[str, Any] | None = None) -> Any:
         """Call the model; a selector inside the language model drops tokens during this call."""
         arguments = {**run.inputs, **(options or {})}
-        if self._inside is None or (run.prompt is None and not self.continues(arguments.get("past_key_values"))):
-            return call(**arguments)
-        selector, failures = self._inside, list[str | None]()
+        with calling(self.family.target):
+            if self._inside is None or (run.prompt is None and cut_of(arguments.get("past_key_values")) is None):
+                return call(**arguments)
+            return self._call_inside(self._inside, call, run, arguments)
+
+    def _call_inside(
+        self, selector: LanguageSelector, call: Callable[..., Any], run: Run, arguments: dict[str, Any]
+    ) -> Any:
+        """Call the model while a selector drops tokens inside it."""
+        failures: list[str | None] = []
 
         def choose(attention: Sequence[Tensor]) -> list[Ints]:
             spans = [] if run.prompt is None else run.prompt.spans
@@ -297,7 +354,7 @@ class Session:
             failures.append(self._attempt(select, Shortening.fallback))
             return kept
 
-        with InsideModel(self.family, selector, run.prompt, choose, self._cuts) as inside:
+        with InsideModel(self.family, selector, run.prompt, choose) as inside:
             result = call(**arguments)
         if inside.kept:  # empty if this call only decoded another token
             run.kept, run.used = inside.kept, sum(len(cells) for _, cells in inside.kept)
@@ -305,30 +362,17 @@ class Session:
         return result
 
 
-def check_generation(family: Family, arguments: Inputs) -> None:
-    """Raise `ValueError` if decoding would lose the true positions."""
-    config = arguments.get("generation_config") or family.target.generation_config
-    use_cache = arguments.get("use_cache")
-    if family.needs_cache and (config.use_cache if use_cache is None else use_cache) is False:
-        raise ValueError(f"{type(family).__name__} keeps true positions only with a cache; drop use_cache=False")
-    last = arguments["input_ids"][:, -1]
-    visual = torch.tensor([family.token_id(kind) for kind in family.kinds], device=last.device)
-    if torch.isin(last, visual).any():
-        raise ValueError("the prompt ends in a picture, after which decoding loses its position; end it in text")
+def _shorter(holding: Holding | None, ids: Tensor) -> Holding | None:
+    """What a cache will hold, if the prompt is shorter than the ids that the caller passed."""
+    if holding is None or holding.length == ids.shape[1]:
+        return None
+    return replace(holding, full_ids=ids)
 
 
-def _adjust_limits(family: Family, arguments: Inputs, difference: int) -> dict[str, Any]:
-    """`max_length` and `min_length` for the shorter prompt: both count the prompt's tokens."""
-    config = arguments.get("generation_config") or family.target.generation_config
-    limits = {}
-    for name in ("max_length", "min_length"):
-        limit = arguments.get(name)
-        if limit is None and arguments.get("max_new_tokens") is None and config.max_new_tokens is None:
-            default = getattr(config, name)
-            limit = default if default is not None and default > arguments["input_ids"].shape[1] else None
-        if limit is not None:
-            limits[name] = limit + difference
-    return limits
+def _mark(cache: Any, holding: Holding | None) -> None:
+    """Mark a cache that a shortened prompt has filled."""
+    if cache is not None and holding is not None:
+        mark_cache(cache, holding)
 
 
 class _FirstToken:

@@ -8,7 +8,7 @@ the hooks too, because transformers makes a single mask from the first layer's l
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +25,7 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb
 
 from arr_coc.config import Grid
 from arr_coc.families.family import Family, Inputs
+from arr_coc.prompting.cache import cut_of, mark_cache
 from arr_coc.prompting.layout import Prompt, choose_columns
 from arr_coc.prompting.question import Ints
 from arr_coc.prompting.settings import Settings
@@ -51,7 +52,6 @@ class Cut:
         return rows[torch.arange(len(source), device=source.device)[:, None], source]
 
 
-Cuts = MutableMapping[Any, Cut]
 CallArguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -136,13 +136,10 @@ class InsideModel:
         selector (`LanguageSelector`): names the layer.
         prompt (`Prompt`, *optional*): the call's prompt; without one the call continues from an earlier cache.
         choose (`Callable`): returns the cells of each picture that stay, given the attention `[N]` paid to its tokens.
-        cuts (`MutableMapping`): for each cache the columns in its later layers; filled when a prompt is read.
     """
 
-    def __init__(
-        self, family: Family, selector: LanguageSelector, prompt: Prompt | None, choose: Choose, cuts: Cuts
-    ) -> None:
-        self.family, self.selector, self.prompt, self.choose, self.cuts = family, selector, prompt, choose, cuts
+    def __init__(self, family: Family, selector: LanguageSelector, prompt: Prompt | None, choose: Choose) -> None:
+        self.family, self.selector, self.prompt, self.choose = family, selector, prompt, choose
         self.kept: list[tuple[Grid, Ints]] = []
         if prompt is not None:
             self._check_prompt(prompt)
@@ -238,7 +235,7 @@ class InsideModel:
             return None
         cache, layer = kwargs.get("past_key_values"), self.selector.layer
         hidden, changed = args[0], dict[str, Any]()
-        earlier = None if cache is None else self.cuts.get(cache)
+        earlier: Cut | None = cut_of(cache)
         cut = self._cut if self._reads_prompt else earlier
         if cut is None:
             return None
@@ -248,7 +245,7 @@ class InsideModel:
             if kwargs.get("position_ids") is not None:  # a gap in them would mean the start of a packed sequence
                 changed["position_ids"] = (cut.valid.cumsum(dim=1) - 1).clamp(min=0)
             if cache is not None:
-                self.cuts[cache] = cut
+                mark_cache(cache, cut=cut)
         past = 0 if cache is None else cache.get_seq_length(layer)
         generated = past + hidden.shape[1] - cut.valid.shape[1]
         changed["attention_mask"] = create_causal_mask(

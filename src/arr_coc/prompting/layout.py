@@ -16,6 +16,7 @@ from torch import Tensor
 
 from arr_coc.config import Grid, cell_count
 from arr_coc.families.family import Encoded, Family, Inputs
+from arr_coc.prompting.cache import Holding
 from arr_coc.prompting.question import Bools, Ints
 from arr_coc.prompting.settings import Mode
 from arr_coc.selectors.contract import Selection
@@ -162,8 +163,11 @@ def build(
     selections: Sequence[Selection],
     chosen: Sequence[Ints],
     mode: Mode,
-) -> dict[str, Any]:
-    """The model's arguments for the shorter prompt, given the positions `[P, B, L]` of the full one."""
+) -> tuple[dict[str, Any], Holding]:
+    """The model's arguments for the shorter prompt, given the positions `[P, B, L]` of the full one.
+
+    Also returns what a cache that it fills will hold.
+    """
     ids: Tensor = inputs["input_ids"]
     source, valid = choose_columns(prompt, chosen, ids.device)
     short_mask = valid.long()
@@ -171,16 +175,17 @@ def build(
     mask = inputs.get("attention_mask")
     # decoding continues after the last position of the full prompt
     next_position = (positions if mask is None else positions * mask.bool()).amax(dim=(0, 2)) + 1  # [B]
+    short_ids = ids.gather(1, source).masked_fill(~valid, family.pad_id())
     arguments = {name: value for name, value in inputs.items() if name not in family.consumed}
     arguments |= {
-        "input_ids": ids.gather(1, source).masked_fill(~valid, family.pad_id()),
+        "input_ids": short_ids,
         "attention_mask": short_mask,
         **family.place(short_mask, short_positions, next_position),
         "mm_encoder_outputs": _gather_features(family, encoded, prompt.spans, selections, mode),
     }
     if inputs.get("labels") is not None:
         arguments["labels"] = inputs["labels"].gather(1, source).masked_fill(~valid, -100)
-    return arguments
+    return arguments, Holding(ids, short_ids, short_mask, short_positions, next_position)
 
 
 def encode_full(family: Family, inputs: Inputs, prompt: Prompt) -> dict[str, Any]:

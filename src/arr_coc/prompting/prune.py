@@ -84,13 +84,13 @@ class Pruning(Shortening):
 
     def build(self) -> Shortened:
         """Build the prompt from the columns that stay, with their positions and features."""
-        inputs = build(
+        inputs, holding = build(
             self.family, self.inputs, self.prompt, self.positions, self.encoded, self.selections, self.chosen,
             self.settings.mode,
         )  # fmt: skip
         outputs = [selection.output for selection in self.selections]
         kept = [(span.grid, cells) for span, cells in zip(self.prompt.spans, self.chosen, strict=True)]
-        return Shortened(inputs, outputs, kept, self.prompt.count, sum(map(len, self.chosen)))
+        return Shortened(inputs, outputs, kept, self.prompt.count, sum(map(len, self.chosen)), holding)
 
 
 class KeepingAll(Shortening):

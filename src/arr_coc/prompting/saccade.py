@@ -104,14 +104,16 @@ class Saccading(Shortening):
         ]
         chosen = [np.arange(len(selection.indices)) for selection in selections]
         encoded = {"image": self.encoded}
-        inputs = build(self.family, self.gaze_inputs, self.gaze_prompt, positions, encoded, numbered, chosen, "saccade")
+        inputs, holding = build(
+            self.family, self.gaze_inputs, self.gaze_prompt, positions, encoded, numbered, chosen, "saccade"
+        )
         # a picture that is its own gestalt was read at full resolution everywhere
         kept = [
             (grid, np.arange(cell_count(grid)) if plan.scale == 1 else saccades.cells.cpu().numpy())
             for grid, plan, saccades in zip(self.grids, self.plans, self.saccades, strict=True)
         ]
         outputs = [None if selection is None else selection.output for selection in self.windows]
-        return Shortened(inputs, outputs, kept, sum(map(cell_count, self.grids)), sum(map(len, chosen)))
+        return Shortened(inputs, outputs, kept, sum(map(cell_count, self.grids)), sum(map(len, chosen)), holding)
 
 
 class _Saccades(NamedTuple):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from arr_coc.config import Grid, cell_count
 from arr_coc.families.family import Family, Inputs
+from arr_coc.prompting.cache import Holding
 from arr_coc.prompting.layout import Prompt
 from arr_coc.prompting.question import Ints, embed_question, find_query
 from arr_coc.prompting.settings import Settings
@@ -31,6 +32,7 @@ class Shortened(NamedTuple):
             other selectors.
         kept (`list[tuple[Grid, ndarray]]`): for each picture, its grid and the cells whose tokens stayed.
         full, used (`int`): number of visual tokens in the full prompt, and in this one.
+        holding (`Holding`, *optional*): what a cache that this prompt fills will hold; None if it is the full prompt.
     """
 
     inputs: dict[str, Any]
@@ -38,6 +40,7 @@ class Shortened(NamedTuple):
     kept: Kept
     full: int
     used: int
+    holding: Holding | None = None
 
 
 class Shortening(ABC):
