@@ -1,17 +1,21 @@
 import io
+import os
+import socket
 import struct
 import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageFile
+from PIL import EpsImagePlugin, Image, ImageFile
 
-from arr_coc.pixels.files import MAX_IMAGE_PIXELS, Picture, open_picture, to_tensor
+from arr_coc.data.example import MissingPicture, open_file
+from arr_coc.pixels.files import FORMATS, MAX_IMAGE_PIXELS, Picture, open_picture, to_tensor
 
 SIZE = (17, 12)
 NOISE = np.random.default_rng(0).integers(0, 256, (SIZE[1], SIZE[0], 3), dtype=np.uint8)
@@ -85,7 +89,7 @@ def test_empty_file_is_refused(tmp_path):
 
 
 def test_random_bytes_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="is not a picture that Pillow can read"):
+    with pytest.raises(ValueError, match="is not a picture in a known format; use JPEG, PNG"):
         open_picture(write(tmp_path, np.random.default_rng(1).bytes(5000)))
 
 
@@ -97,6 +101,67 @@ def test_unreadable_file_is_refused_with_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(Image, "open", refuse)
     with pytest.raises(PermissionError, match=rf"{path.name} cannot be read"):
         open_picture(path)
+
+
+@pytest.mark.parametrize("name", ["picture.png", "picture.eps"])
+def test_postscript_never_reaches_another_program(tmp_path, monkeypatch, name):
+    reached = []
+
+    def run_program(*inputs, **options):
+        reached.append(inputs)
+        return noise_image().im
+
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", run_program)
+    path = write(tmp_path, encode(noise_image(), "EPS"), name)
+    with Image.open(path) as control:
+        control.load()
+    assert len(reached) == 1  # Pillow alone runs it
+    with pytest.raises(ValueError, match="is not a picture in a known format; use JPEG, PNG"):
+        open_picture(path)
+    assert len(reached) == 1
+
+
+@pytest.mark.parametrize("kind", ["TGA", "PCX", "SGI", "IM"])
+def test_formats_that_are_not_promised_are_refused(tmp_path, kind):
+    data = encode(noise_image(), kind)
+    assert Image.open(io.BytesIO(data)).format == kind
+    with pytest.raises(ValueError, match="is not a picture in a known format"):
+        open_picture(write(tmp_path, data, "picture.png"))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_promised_format_is_read_whatever_its_name(tmp_path, kind):
+    Image.init()
+    if kind not in Image.SAVE:
+        pytest.skip(f"this build of Pillow writes no {kind}")
+    image = noise_image().resize((32, 32))
+    options = {"append_images": [image], "save_all": True} if kind == "MPO" else {}
+    assert open_picture(write(tmp_path, encode(image, kind, **options))).image.size == (32, 32)
+
+
+@pytest.fixture(params=["pipe", "device", "socket"])
+def no_file(request, tmp_path):
+    if request.param == "device":
+        yield "/dev/zero"
+        return
+    path = tmp_path / "picture.png"
+    with socket.socket(socket.AF_UNIX) as server:
+        if request.param == "pipe":
+            os.mkfifo(path)
+        else:
+            server.bind(str(path))
+        yield path
+
+
+def test_pipes_devices_and_sockets_are_refused_without_opening(no_file, monkeypatch):
+    monkeypatch.setattr(Image, "open", lambda *inputs, **options: pytest.fail("was opened"))
+    with ThreadPoolExecutor(1) as pool:  # a pipe without a writer waits forever
+        refused = pool.submit(open_picture, no_file).exception(timeout=20)
+        missing = pool.submit(open_file, Path(no_file)).exception(timeout=20)
+    assert isinstance(refused, ValueError)
+    assert str(refused) == f"{no_file} is a pipe, a device or a socket; give a picture file"
+    assert isinstance(missing, MissingPicture)
+    assert str(missing) == str(refused)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])

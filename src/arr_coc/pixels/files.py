@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import stat
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 MAX_IMAGE_PIXELS = 256_000_000
+# What we promise to read, whatever a file is called. Pillow knows more, and hands some of it (EPS) to other programs.
+FORMATS = ("JPEG", "MPO", "PNG", "GIF", "WEBP", "BMP", "DIB", "TIFF", "PPM", "ICO", "JPEG2000", "AVIF")
 
 _limit_lock = threading.Lock()
 
@@ -55,7 +59,8 @@ def open_picture(path: str | Path, max_pixels: int = MAX_IMAGE_PIXELS) -> Pictur
 
     Animations give their first frame, transparency is laid on white, and 16-bit, grayscale, palette and CMYK pictures
     are converted. A missing, damaged, empty or too large file raises `ValueError` or `OSError` with a one-line message.
-    The size is checked in the header, before anything is decoded.
+    So do pipes, devices and sockets, which are not opened, and formats other than JPEG (also MPO), PNG, GIF, WebP, BMP,
+    TIFF, PPM, ICO, JPEG 2000 and AVIF. The size is checked in the header, before anything is decoded.
 
     Example:
 
@@ -72,17 +77,21 @@ def open_picture(path: str | Path, max_pixels: int = MAX_IMAGE_PIXELS) -> Pictur
         raise FileNotFoundError(f"{path} does not exist")
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; give a picture file")
-    if path.stat().st_size == 0:
+    about = path.stat()
+    if not stat.S_ISREG(about.st_mode):
+        raise ValueError(f"{path} is a pipe, a device or a socket; give a picture file")
+    if about.st_size == 0:
         raise ValueError(f"{path} is empty (0 bytes)")
     with _limit(max_pixels):
         try:
-            with Image.open(path) as image:
+            with Image.open(path, formats=_known_formats()) as image:
                 image.load()
                 return to_rgb(image)
         except PermissionError:
             raise PermissionError(f"{path} cannot be read; check its permissions") from None
         except UnidentifiedImageError:
-            raise ValueError(f"{path} is not a picture that Pillow can read") from None
+            known = ", ".join(name for name in FORMATS if name not in ("MPO", "DIB"))
+            raise ValueError(f"{path} is not a picture in a known format; use {known}") from None
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
             raise ValueError(f"{path} is larger than the limit of {max_pixels:,} pixels; downsample it") from None
         except MemoryError:
@@ -90,6 +99,13 @@ def open_picture(path: str | Path, max_pixels: int = MAX_IMAGE_PIXELS) -> Pictur
         except Exception as error:  # decoders raise all kinds of errors on damaged data
             why = (str(error) or type(error).__name__).splitlines()[0]
             raise ValueError(f"{path} is damaged and cannot be read ({why})") from None
+
+
+@cache
+def _known_formats() -> list[str]:
+    """Those of our formats that this build of Pillow can read."""
+    Image.init()
+    return [name for name in FORMATS if name in Image.OPEN]
 
 
 def to_rgb(image: Image.Image) -> Picture:
