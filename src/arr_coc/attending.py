@@ -4,7 +4,8 @@ The budget rule, `resolve_budget` and `TokenAllocator.automatic_count`:
 
 - an int is a number of tokens per picture; more than `N` keeps all;
 - a float `r` in (0, 1] is `max(1, round(r * N))`;
-- `"auto"` is `min_tokens .. max_tokens`, from the entropy of the sharpened relevance: few if focused, many if spread.
+- `"auto"` is `min_tokens .. max_tokens` per picture or frame, from the entropy of the sharpened relevance: few if
+  focused, many if spread.
 """
 
 from __future__ import annotations
@@ -161,14 +162,18 @@ class TokenAllocator(nn.Module):
         self.steepness = nn.Parameter(torch.tensor(1.0 / 0.9))
         self.offset = nn.Parameter(torch.tensor(0.5))
 
-    def automatic_count(self, relevance: Tensor, detail: Tensor) -> tuple[Tensor, Tensor]:
-        """Number of tokens `[B]` (float, differentiable) for relevance `[B, N]`, and its normalised entropy `[B]`."""
+    def automatic_count(self, relevance: Tensor, detail: Tensor, frames: int = 1) -> tuple[Tensor, Tensor]:
+        """Number of tokens `[B]` (float, differentiable) for relevance `[B, N]`, and its normalised entropy `[B]`.
+
+        The limits are those of one picture, times the number of frames of a clip.
+        """
         spread = torch.special.entr(torch.softmax(SHARPNESS * relevance, dim=-1)).sum(dim=-1)
         spread = spread / math.log(max(2, relevance.shape[1]))
         share = (0.5 + self.steepness * (spread - self.offset)).clamp(0, 1)
-        count = self.min_tokens + (self.max_tokens - self.min_tokens) * share
+        least, most = self.min_tokens * frames, self.max_tokens * frames
+        count = least + (most - least) * share
         scaled = count * torch.exp2(2 * detail - 1)
-        return scaled.clamp(self.min_tokens, self.max_tokens), spread
+        return scaled.clamp(least, most), spread
 
     def plan(
         self,
@@ -198,13 +203,13 @@ class TokenAllocator(nn.Module):
         batch, frames, rows, columns = relevance.shape
         flat = relevance.flatten(1)  # [B, N]
         total = flat.shape[1]
-        expected, spread = self.automatic_count(flat, tensions[:, 0])
+        expected, spread = self.automatic_count(flat, tensions[:, 0], frames)
         with torch.no_grad():
             _, explore, variety = tensions.unbind(dim=1)
             fixed = resolve_budget(budget, total)
             if fixed is None:
                 count = expected.round().long().clamp(1, total)
-                most = min(self.max_tokens, total)
+                most = min(self.max_tokens * frames, total)
             else:
                 count = torch.full((batch,), fixed, device=flat.device)
                 most = fixed

@@ -21,7 +21,7 @@ import dataclasses
 import json
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -31,6 +31,8 @@ from arr_coc._version import __version__
 
 ChannelSet = Literal["core", "full"]
 Budget = int | float | Literal["auto"]
+# A budget of a whole prompt: `{"total": 512}` is shared among its pictures before a selector sees it.
+PromptBudget = Budget | Mapping[str, int]
 Grid = tuple[int, int, int]
 # A layer of the vision encoder: its number (negative from the end), or a float for a fraction of the depth.
 EncoderLayer = int | float
@@ -43,7 +45,7 @@ CHANNEL_SETS: tuple[str, ...] = get_args(ChannelSet)
 
 
 def check_budget(budget: object) -> Budget:
-    """Return `budget` if it is valid, and raise otherwise.
+    """Return the budget of one picture if it is valid, and raise otherwise.
 
     Args:
         budget (`int`, `float` or `"auto"`):
@@ -62,6 +64,11 @@ def check_budget(budget: object) -> Budget:
         if budget != "auto":
             raise ValueError(f"`budget` must be an int, a float in (0, 1] or 'auto', got {budget!r}")
         return "auto"
+    if isinstance(budget, Mapping):
+        raise TypeError(
+            f"`budget` must be that of one picture here, got {budget!r}; give a total to `prepare`, `attach` or "
+            "`answer`"
+        )
     if isinstance(budget, bool) or not isinstance(budget, Real):
         raise TypeError(f"`budget` must be an int, a float in (0, 1] or 'auto', got {type(budget).__name__}")
     if isinstance(budget, Integral):
@@ -72,6 +79,35 @@ def check_budget(budget: object) -> Budget:
     if not 0.0 < ratio <= 1.0:
         raise ValueError(f"`budget` must be in (0, 1] as a ratio, got {ratio}; use an int for a number of tokens")
     return ratio
+
+
+def check_prompt_budget(budget: object) -> PromptBudget:
+    """Return the budget of a prompt if it is valid, and raise otherwise.
+
+    Args:
+        budget (`int`, `float`, `"auto"` or `dict`):
+            `{"total": 512}` is a number of tokens for all pictures of a prompt together; the others are for each
+            picture, as in [`check_budget`].
+
+    Example:
+
+    ```python
+    >>> from arr_coc.config import check_prompt_budget
+    >>> check_prompt_budget({"total": 512})
+    {'total': 512}
+
+    ```
+    """
+    if not isinstance(budget, Mapping):
+        return check_budget(budget)
+    if set(budget) != {"total"}:
+        raise ValueError(f"`budget` as a dict must have the one key 'total', as {{'total': 512}}, got {dict(budget)!r}")
+    total = budget["total"]
+    if isinstance(total, bool) or not isinstance(total, Integral):
+        raise TypeError(f"the total of `budget` must be a whole number of tokens, got {total!r}")
+    if total < 1:
+        raise ValueError(f"the total of `budget` must be at least 1 token, got {total}")
+    return {"total": int(total)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +125,9 @@ class ARRCOCConfig:
         budget (`int`, `float` or `"auto"`, *optional*, defaults to 0.25):
             Budget when a call gives none. See [`~arr_coc.attending.resolve_budget`].
         min_tokens (`int`, *optional*, defaults to 64):
-            Fewest tokens that `"auto"` keeps.
+            Fewest tokens that `"auto"` keeps of a picture, or of a clip for each of its frames.
         max_tokens (`int`, *optional*, defaults to 400):
-            Most tokens that `"auto"` keeps.
+            Most tokens that `"auto"` keeps of a picture, or of a clip for each of its frames.
         gestalt_tokens (`int`, *optional*, defaults to 256):
             Tokens of the low-resolution overview; the `detail_lost` channels are measured at its scale.
         cell_pixels (`int`, *optional*, defaults to 32):

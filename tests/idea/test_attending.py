@@ -62,7 +62,10 @@ def test_any_call_keeps_exactly_its_budget_in_ascending_order(frames, rows, colu
     wanted = resolve_budget(budget, total)
     for row in range(batch):
         kept = int(allocation.num_kept[row])
-        assert kept == wanted if wanted is not None else min(64, total) <= kept <= min(400, total)
+        if wanted is None:
+            assert min(64 * frames, total) <= kept <= min(400 * frames, total)
+        else:
+            assert kept == wanted
         indices = allocation.indices[row]
         assert allocation.mask[row].tolist() == [True] * kept + [False] * (indices.numel() - kept)
         assert indices[:kept].tolist() == sorted(set(indices[:kept].tolist()))
@@ -90,6 +93,13 @@ def test_automatic_budget_reaches_both_ends():
     assert counts[0] == 64
     assert counts[2] == 400
     assert 64 < counts[1] < 400
+
+
+def test_the_limits_of_the_automatic_budget_are_those_of_one_frame():
+    spread, focused = torch.full((1, 4, 32, 32), 0.5), torch.zeros(1, 4, 32, 32)
+    focused[0, 2, 5, 5] = 1.0
+    assert int(allocate(spread, "auto").num_kept[0]) == 4 * 400
+    assert int(allocate(focused, "auto").num_kept[0]) == 4 * 64
 
 
 def test_a_plain_softmax_would_always_ask_for_the_most():

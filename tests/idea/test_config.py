@@ -4,7 +4,7 @@ import json
 import pytest
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer, __version__
-from arr_coc.config import check_budget, check_grid
+from arr_coc.config import check_budget, check_grid, check_prompt_budget
 
 
 def test_round_trips_through_json_and_records_version_and_base():
@@ -35,6 +35,7 @@ def test_is_frozen():
         ({"budget": float("nan")}, ValueError, r"in \(0, 1\] as a ratio, got nan"),
         ({"budget": "most"}, ValueError, "or 'auto', got 'most'"),
         ({"budget": None}, TypeError, "got NoneType"),
+        ({"budget": {"total": 512}}, TypeError, "that of one picture here, got {'total': 512}; give a total to"),
         ({"min_tokens": 500}, ValueError, "500 > 400; raise `max_tokens`"),
         ({"base_model_name_or_path": 3}, TypeError, "must be a string or None, got int"),
         ({"seed": -1}, ValueError, "`seed` must be at least 0"),
@@ -55,6 +56,31 @@ def test_unknown_keys_name_the_version_that_wrote_them():
 def test_what_is_no_configuration_is_refused(text):
     with pytest.raises(ValueError, match="configuration"):
         ARRCOCConfig.from_json(text)
+
+
+def test_the_budget_of_a_prompt_may_be_a_total():
+    for budget in (3, 0.5, "auto", {"total": 512}):
+        assert check_prompt_budget(budget) == budget
+
+
+@pytest.mark.parametrize(
+    ("budget", "error", "says"),
+    [
+        ({}, ValueError, "must have the one key 'total', as in {'total': 512}, got {}"),
+        ({"sum": 4}, ValueError, "got {'sum': 4}"),
+        ({"total": 4, "each": 2}, ValueError, "the one key 'total'"),
+        ({"total": 0}, ValueError, "at least 1 token, got 0"),
+        ({"total": 0.5}, TypeError, "must be a whole number of tokens, got 0.5"),
+        ({"total": True}, TypeError, "must be a whole number of tokens, got True"),
+        ({"total": "auto"}, TypeError, "got 'auto'"),
+        ([512], TypeError, "or 'auto', got list"),
+        (0, ValueError, "at least 1 token, got 0"),
+    ],
+)
+def test_a_wrong_total_is_refused_in_one_line(budget, error, says):
+    with pytest.raises(error, match=says) as caught:
+        check_prompt_budget(budget)
+    assert "\n" not in str(caught.value)
 
 
 def test_budget_keeps_its_kind():

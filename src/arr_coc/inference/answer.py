@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, Budget, Grid
+from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, Grid, PromptBudget
 from arr_coc.families.family import open_family
 from arr_coc.gaze.plan import Gaze
 from arr_coc.inference.attach import Calls, Replacement
@@ -60,7 +60,7 @@ class Answer:
         reason (`str`): why, in words.
         timings_ms (`dict[str, float]`): milliseconds by stage: encode, select, prefill, decode.
         words (`tuple[str, ...]`): the question, token by token.
-        budget (`int`, `float` or `"auto"`, *optional*): the budget in effect; None if all tokens stay.
+        budget (`int`, `float`, `"auto"` or `dict`, *optional*): the budget in effect; None if all tokens stay.
     """
 
     text: str
@@ -71,7 +71,7 @@ class Answer:
     reason: str
     timings_ms: dict[str, float]
     words: tuple[str, ...] = ()
-    budget: Budget | None = None
+    budget: PromptBudget | None = None
 
     @property
     def output(self) -> ARRCOCOutput | None:
@@ -114,7 +114,7 @@ class ARRCOCQwen(nn.Module):
         selector: Selector,
         *,
         mode: Mode = "prune",
-        budget: Budget | None = None,
+        budget: PromptBudget | None = None,
         query_layers: int = 0,
         on_error: OnError = "full",
         gaze: Gaze | None = None,
@@ -174,7 +174,7 @@ class ARRCOCQwen(nn.Module):
         selector: str | Path | Selector | None = None,
         *,
         mode: Mode = "prune",
-        budget: Budget | None = None,
+        budget: PromptBudget | None = None,
         query_layers: int = 0,
         on_error: OnError = "full",
         dtype: str | torch.dtype = "auto",
@@ -228,7 +228,7 @@ class ARRCOCQwen(nn.Module):
         pictures: PictureLike | Message | Iterable[PictureLike | Message],
         question: str | None = None,
         *,
-        budget: Budget | None = None,
+        budget: PromptBudget | None = None,
         mode: AnswerMode | None = None,
         gaze: Gaze | None = None,
         details: bool = False,
@@ -243,7 +243,8 @@ class ARRCOCQwen(nn.Module):
             pictures (a path, a `PIL.Image.Image`, an array `[H, W, 3]` of bytes, several of them, or messages):
                 messages have transformers' format and may contain the question.
             question (`str`, *optional*): may be left out if the messages contain it.
-            budget (`int`, `float` or `"auto"`, *optional*): visual tokens per picture; overrides the object's.
+            budget (`int`, `float`, `"auto"` or `dict`, *optional*): visual tokens per picture, or `{"total": 512}` for
+                all pictures together; overrides the object's.
             mode (`str`, *optional*): `"full"` (the plain model), `"prune"`, `"weight"`, or `"saccade"`, which looks at
                 the pictures at their own resolution; overrides the object's.
             gaze (`Gaze`, *optional*): for mode `"saccade"`; overrides the object's.
@@ -267,7 +268,7 @@ class ARRCOCQwen(nn.Module):
         pictures: PictureLike | Message | Iterable[PictureLike | Message],
         question: str | None = None,
         *,
-        budget: Budget | None = None,
+        budget: PromptBudget | None = None,
         mode: AnswerMode | None = None,
         gaze: Gaze | None = None,
         details: bool = True,
@@ -284,7 +285,7 @@ class ARRCOCQwen(nn.Module):
         self,
         pictures: PictureLike | Message | Iterable[PictureLike | Message],
         question: str | None,
-        budget: Budget | None,
+        budget: PromptBudget | None,
         mode: AnswerMode | None,
         gaze: Gaze | None,
         details: bool,

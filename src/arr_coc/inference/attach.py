@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from torch import nn
 
-from arr_coc.config import Budget, Grid
+from arr_coc.config import Grid, PromptBudget
 from arr_coc.families.family import open_family
 from arr_coc.gaze.plan import Gaze
 from arr_coc.inference.session import Run, Session
@@ -153,7 +153,7 @@ def attach(
     selector: Selector,
     *,
     mode: Mode = "prune",
-    budget: Budget | None = None,
+    budget: PromptBudget | None = None,
     query_layers: int = 0,
     chat: ChatTokens | None = None,
     on_error: OnError = "full",

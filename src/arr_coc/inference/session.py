@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from arr_coc.config import Budget
+from arr_coc.config import PromptBudget
 from arr_coc.families.family import Family, IncompleteFamilyError, Inputs, open_family
 from arr_coc.gaze.plan import DEFAULT_BUDGET, Gaze
 from arr_coc.inference.arguments import adjust_limits, check_arguments, check_generation, with_full_ids
@@ -31,6 +31,7 @@ from arr_coc.prompting.question import ChatTokens, Ints
 from arr_coc.prompting.resize import SmallerPicture
 from arr_coc.prompting.saccade import Saccading
 from arr_coc.prompting.settings import Mode, OnError, Settings
+from arr_coc.prompting.sharing import select_shared, share_budget
 from arr_coc.prompting.shortening import Kept, Shortening
 from arr_coc.runtime.stopwatch import OFF, Stopwatch
 from arr_coc.selectors.contract import (
@@ -54,8 +55,8 @@ class Run:
         inputs (`dict`): arguments of the shorter prompt, for `model(**inputs)` or `model.generate(**inputs)`.
         mode (`str`): how the prompt was shortened.
         selector (`str`): the selector's name.
-        budget (`int`, `float` or `"auto"`, *optional*): the caller's budget, or the selector's default; None if all
-            tokens stay.
+        budget (`int`, `float`, `"auto"` or `dict`, *optional*): the caller's budget, or the selector's default; None
+            if all tokens stay.
         outputs (`list[ARRCOCOutput | None]`): the layer's output for each picture; None from other selectors.
         kept (`list[tuple[Grid, ndarray]]`): for each picture, its grid and the cells whose tokens were read.
         full, used (`int`): number of visual tokens in the full prompt, and of those read. If tokens are dropped inside
@@ -75,7 +76,7 @@ class Run:
     inputs: dict[str, Any]
     mode: str = "prune"
     selector: str = ""
-    budget: Budget | None = None
+    budget: PromptBudget | None = None
     outputs: list[ARRCOCOutput | None] = field(default_factory=list)
     kept: Kept = field(default_factory=list)
     full: int = 0
@@ -210,7 +211,7 @@ class Session:
             return str(error) or type(error).__name__
         return None
 
-    def _budget(self) -> Budget | None:
+    def _budget(self) -> PromptBudget | None:
         """The budget in effect; None if all tokens stay."""
         if self.settings.mode == "weight":
             return None
@@ -347,9 +348,10 @@ class Session:
         def choose(attention: Sequence[Tensor]) -> list[Ints]:
             spans = [] if run.prompt is None else run.prompt.spans
             kept = [np.arange(len(span.columns)) for span in spans]
+            budgets = share_budget(self.settings.budget, [span.row for span in spans], list(map(len, kept)))
 
             def select() -> None:
-                kept[:] = check_selections(spans, selector.select(attention, self.settings.budget))
+                kept[:] = check_selections(spans, select_shared(selector.select, attention, budgets))
 
             failures.append(self._attempt(select, Shortening.fallback))
             return kept
@@ -394,7 +396,7 @@ def prepare(
     selector: Selector,
     *,
     mode: Mode = "prune",
-    budget: Budget | None = None,
+    budget: PromptBudget | None = None,
     query: Sequence[Tensor] | None = None,
     query_layers: int = 0,
     chat: ChatTokens | None = None,
@@ -411,7 +413,8 @@ def prepare(
         mode (`str`, *optional*, defaults to `"prune"`): `"prune"` drops tokens; `"weight"` keeps all and scales their
             embeddings by relevance, which needs a selector that returns an [`ARRCOCOutput`]; `"saccade"` encodes the
             whole picture small, and full-resolution cells only where they matter.
-        budget (`int`, `float` or `"auto"`, *optional*): overrides the selector's default.
+        budget (`int`, `float`, `"auto"` or `dict`, *optional*): tokens of each picture; `{"total": 512}` is shared
+            among all pictures of a row, in proportion to their tokens. Overrides the selector's default.
         query (`Sequence[Tensor]`, *optional*): token ids of each row's question, instead of finding it in the prompt.
         query_layers (`int`, *optional*, defaults to 0): run the question alone through this many layers of the
             language model, instead of using its word embeddings; this binds words as in "the *left* dog".

@@ -11,6 +11,7 @@ from arr_coc.families.family import Encoded, Family, Inputs
 from arr_coc.prompting.layout import build, check_selections, encode_full, read_prompt
 from arr_coc.prompting.question import Ints
 from arr_coc.prompting.settings import Settings
+from arr_coc.prompting.sharing import select_shared, share_budget
 from arr_coc.prompting.shortening import Shortened, Shortening
 from arr_coc.selectors.contract import LayerReader, Selection, TokenSelector, VisualQuery
 
@@ -26,8 +27,7 @@ class Pruning(Shortening):
     def __init__(self, family: Family, inputs: Inputs, settings: Settings, selector: TokenSelector) -> None:
         super().__init__(family, inputs, settings)
         self.selector = selector
-        # mode `weight` keeps all tokens and only scales them
-        self.budget: Budget | None = 1.0 if settings.mode == "weight" else settings.budget
+        self.budgets: list[Budget | None] = []  # of each picture
         self.encoded: dict[str, Encoded] = {}
         self.selections: list[Selection] = []
         self.chosen: list[Ints] = []
@@ -35,7 +35,14 @@ class Pruning(Shortening):
     def read(self) -> None:
         """Find pictures, question and positions."""
         self.prompt = read_prompt(self.family, self.inputs)
+        self._share_budget()
         self._read_text()
+
+    def _share_budget(self) -> None:
+        # mode `weight` keeps all tokens and only scales them
+        budget = 1.0 if self.settings.mode == "weight" else self.settings.budget
+        spans = self.prompt.spans
+        self.budgets = share_budget(budget, [span.row for span in spans], [len(span.columns) for span in spans])
 
     def _read_text(self) -> None:
         self.words = self._embed_question(self.inputs, self.prompt)
@@ -54,7 +61,7 @@ class Pruning(Shortening):
         self.chosen = check_selections(self.prompt.spans, self.selections)
 
     def _select(self, queries: Sequence[VisualQuery]) -> list[Selection]:
-        return self.selector.select(queries, self.budget)
+        return select_shared(self.selector.select, queries, self.budgets)
 
     def _queries(self) -> list[VisualQuery]:
         """One query per picture, in the order of the spans."""
@@ -102,7 +109,7 @@ class KeepingAll(Shortening):
 
     def encode(self) -> None:
         """Encode all pictures."""
-        self.encoded = encode_full(self.family, self.inputs, self.prompt)
+        self.encoded = encode_full(self.family, self.inputs, self.prompt, self.shared)
 
     def choose(self) -> None:
         """Nothing to choose yet: the first layers of the language model read everything."""

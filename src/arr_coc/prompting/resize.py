@@ -44,7 +44,10 @@ class SmallerPicture(Pruning):
     def read(self) -> None:
         """Plan the sizes. If no tokens of the full pictures are needed, the smaller pictures replace them."""
         self.prompt = self.full_prompt = read_prompt(self.family, self.inputs)
-        self.plans = [self.resizer.plan(span.grid, self.settings.budget) for span in self.prompt.spans]
+        self._share_budget()
+        self.plans = [
+            self.resizer.plan(span.grid, budget) for span, budget in zip(self.prompt.spans, self.budgets, strict=True)
+        ]
         if not any(count for _, count in self.plans):
             self.inputs = resize_prompt(self.family, self.inputs, self.prompt, [grid for grid, _ in self.plans])
             self.prompt, self.plans = read_prompt(self.family, self.inputs), []

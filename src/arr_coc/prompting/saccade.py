@@ -25,6 +25,7 @@ from arr_coc.pixels.mipmaps import Mipmaps
 from arr_coc.prompting.layout import Prompt, build, read_prompt
 from arr_coc.prompting.resize import restate_prompt, select_counts
 from arr_coc.prompting.settings import Settings
+from arr_coc.prompting.sharing import share_budget
 from arr_coc.prompting.shortening import Shortened, Shortening
 from arr_coc.selectors.contract import Selection, TokenSelector, VisualQuery
 
@@ -57,7 +58,9 @@ class Saccading(Shortening):
         self.prompt = read_prompt(self.family, self.inputs)
         self.sources = _open_sources(self.family, self.inputs, self.prompt, self.settings.images)
         self.grids = [source.grid for source in self.sources]
-        self.plans = [plan_gaze(grid, self.settings.budget, self.gaze) for grid in self.grids]
+        rows = [span.row for span in self.prompt.spans]
+        budgets = share_budget(self.settings.budget, rows, list(map(cell_count, self.grids)))
+        self.plans = [plan_gaze(grid, budget, self.gaze) for grid, budget in zip(self.grids, budgets, strict=True)]
         gaze_grids = [_placeholder_grid(grid, plan) for grid, plan in zip(self.grids, self.plans, strict=True)]
         self.gaze_inputs = restate_prompt(self.family, self.inputs, self.prompt, gaze_grids)
         self.gaze_prompt = read_prompt(self.family, self.gaze_inputs)

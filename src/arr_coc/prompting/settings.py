@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from PIL import Image
 from torch import Tensor
 
-from arr_coc.config import Budget, check_budget
+from arr_coc.config import PromptBudget, check_prompt_budget
 from arr_coc.gaze.plan import Gaze
 from arr_coc.prompting.question import ChatTokens
 
@@ -26,7 +26,7 @@ class Settings:
     """
 
     mode: Mode = "prune"
-    budget: Budget | None = None
+    budget: PromptBudget | None = None
     query: Sequence[Tensor] | None = None
     query_layers: int = 0
     chat: ChatTokens | None = None
@@ -45,4 +45,4 @@ class Settings:
         if isinstance(self.query_layers, bool) or not isinstance(self.query_layers, int) or self.query_layers < 0:
             raise ValueError(f"`query_layers` must be a whole number of at least 0, got {self.query_layers!r}")
         if self.budget is not None:
-            check_budget(self.budget)
+            check_prompt_budget(self.budget)
