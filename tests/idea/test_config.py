@@ -66,7 +66,7 @@ def test_the_budget_of_a_prompt_may_be_a_total():
 @pytest.mark.parametrize(
     ("budget", "error", "says"),
     [
-        ({}, ValueError, "must have the one key 'total', as in {'total': 512}, got {}"),
+        ({}, ValueError, "must have the one key 'total', as {'total': 512}, got {}"),
         ({"sum": 4}, ValueError, "got {'sum': 4}"),
         ({"total": 4, "each": 2}, ValueError, "the one key 'total'"),
         ({"total": 0}, ValueError, "at least 1 token, got 0"),
