@@ -27,7 +27,7 @@ PUBLIC = {
     "TokenSelector": "()",
     "VisualQuery": "(tokens, grid, words, cells, picture, attention_reader, key_reader, deepstack, details)",
     "__version__": "str",
-    "attach": "(model, selector, *, mode, budget, query_layers, chat, on_error, gaze)",
+    "attach": "(model, selector, *, mode, budget, query_layers, chat, processor, on_error, gaze)",
     "create_selector": "(name, **kwargs)",
     "generate_texture_array": "(image, grid, channels, *, previous, semantic, text_detector, gestalt_tokens, "
     "cell_pixels, check_values)",
@@ -37,7 +37,8 @@ PUBLIC = {
     "patches_from_picture": "(picture, *, patch_size, merge_size, temporal_patch_size, image_mean, image_std)",
     "picture_from_patches": "(pixel_values, grid_thw, *, patch_size, merge_size, temporal_patch_size, image_mean, "
     "image_std)",
-    "prepare": "(model, inputs, selector, *, mode, budget, query, query_layers, chat, on_error, images, gaze)",
+    "prepare": "(model, inputs, selector, *, mode, budget, query, query_layers, chat, processor, on_error, images, "
+    "gaze)",
     "register_selector": "(name)",
 }
 

@@ -16,7 +16,7 @@ from arr_coc.families.family import open_family
 from arr_coc.gaze.plan import Gaze
 from arr_coc.inference.session import Run, Session
 from arr_coc.prompting.cache import calling, is_called
-from arr_coc.prompting.question import ChatTokens, Ints
+from arr_coc.prompting.question import ChatTokens, Ints, choose_chat
 from arr_coc.prompting.settings import Mode, OnError, Settings
 from arr_coc.selectors.contract import Selector
 from arr_coc.selectors.output import ARRCOCOutput
@@ -156,6 +156,7 @@ def attach(
     budget: PromptBudget | None = None,
     query_layers: int = 0,
     chat: ChatTokens | None = None,
+    processor: Any = None,
     on_error: OnError = "full",
     gaze: Gaze | None = None,
 ) -> Attachment:
@@ -165,8 +166,8 @@ def attach(
         model (`nn.Module`): a supported model, with or without PEFT's LoRA around it; only these two methods change.
         selector (`TokenSelector`, `PictureSelector` or `LanguageSelector`): decides which visual tokens stay. With one
             inside the language model (`fastv`), there are logits for the columns that stay, left-padded.
-        mode, budget, query_layers, chat, on_error, gaze: as in [`prepare`]; saccades are cut from the processor's
-            pixels.
+        mode, budget, query_layers, chat, processor, on_error, gaze: as in [`prepare`]; saccades are cut from the
+            processor's pixels.
 
     Example:
 
@@ -185,5 +186,6 @@ def attach(
 
     ```
     """
+    chat = choose_chat(chat, processor)
     settings = Settings(mode, budget, None, query_layers, chat, on_error, None, gaze)
     return Attachment(model, selector, settings)

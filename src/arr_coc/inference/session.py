@@ -27,7 +27,7 @@ from arr_coc.prompting.cache import Holding, calling, cut_of, holding_of, mark_c
 from arr_coc.prompting.inside_model import InsideModel, check_decoding, check_inside
 from arr_coc.prompting.layout import Prompt, check_selections
 from arr_coc.prompting.prune import KeepingAll, Pruning
-from arr_coc.prompting.question import ChatTokens, Ints
+from arr_coc.prompting.question import ChatTokens, Ints, choose_chat
 from arr_coc.prompting.resize import SmallerPicture
 from arr_coc.prompting.saccade import Saccading
 from arr_coc.prompting.settings import Mode, OnError, Settings
@@ -400,6 +400,7 @@ def prepare(
     query: Sequence[Tensor] | None = None,
     query_layers: int = 0,
     chat: ChatTokens | None = None,
+    processor: Any = None,
     on_error: OnError = "full",
     images: Sequence[Image.Image | Tensor] | None = None,
     gaze: Gaze | None = None,
@@ -418,7 +419,10 @@ def prepare(
         query (`Sequence[Tensor]`, *optional*): token ids of each row's question, instead of finding it in the prompt.
         query_layers (`int`, *optional*, defaults to 0): run the question alone through this many layers of the
             language model, instead of using its word embeddings; this binds words as in "the *left* dog".
-        chat (`ChatTokens`, *optional*): chat markers; Qwen's by default.
+        chat (`ChatTokens`, *optional*): chat markers. By default those of `processor`; without one, Qwen's for models
+            with its vocabulary, else those of the tokenizer beside the model's weights. A chat that is not understood
+            is read as one turn, with a warning in the log.
+        processor (`ProcessorMixin` or tokenizer, *optional*): the model's; its tokenizer knows the chat markers.
         on_error (`str`, *optional*, defaults to `"full"`): if the selection itself fails, `"full"` warns and keeps all
             tokens, `"raise"` raises. Invalid arguments always raise.
         images (`Sequence[PIL.Image.Image | Tensor]`, *optional*): for `"saccade"`, the original pictures in the order
@@ -441,6 +445,7 @@ def prepare(
 
     ```
     """
+    chat = choose_chat(chat, processor)
     settings = Settings(mode, budget, query, query_layers, chat, on_error, images, gaze)
     session = Session(open_family(model), selector, settings)
     if session.inside:
