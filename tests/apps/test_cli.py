@@ -498,8 +498,6 @@ def test_ask_tells_of_conversions_beside_its_output(pictures):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((SHAPES, "what is <|image_pad|>?"), "contains <|image_pad|>, which is reserved for the chat template"),
-        ((SHAPES, "hi <|video_pad|>"), "contains <|video_pad|>"),
         ((SHAPES, PURPLE, "--selector", "rondom"), "no selector is named 'rondom'; use .*, centre, .*random"),
         ((SHAPES, PURPLE, "--selector", ""), "no selector is named ''"),
         ((SHAPES, PURPLE, "--selector", "oracle"), "oracle must be told where to look"),

@@ -1,14 +1,18 @@
-"""Making prompts: pictures and a question -> a conversation -> inputs for the model."""
+"""Making prompts: pictures and a question -> a conversation -> inputs for the model; texts contain no markers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import copy
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from transformers import BatchEncoding
 
 from arr_coc.pixels.files import as_picture
 
@@ -61,17 +65,11 @@ def _open_content(content: Any) -> list[Any]:
 
 
 def check_messages(messages: list[dict[str, Any]], processor: Any) -> None:
-    """Raise `ValueError` for clips that the processor cannot read, and for texts that contain chat markers."""
+    """Raise `ValueError` for clips that the processor cannot read."""
     parts = [part for message in messages for part in message["content"]]
     clips = any("video" in (part.get("type"), *part) for part in parts)
     if clips and getattr(processor, "video_processor", None) is None:
         raise ValueError("a clip needs torchvision, which is not installed; give pictures")
-    markers = sorted({str(token) for token in processor.tokenizer.all_special_tokens}, key=len, reverse=True)
-    for part in parts:
-        text = part.get("text")
-        used = next((marker for marker in markers if isinstance(text, str) and marker in text), None)
-        if used is not None:
-            raise ValueError(f"the text contains {used}, which is reserved for the chat template; leave it out")
 
 
 def stand_in(picture: Image.Image, pixels: int = 2**16) -> Image.Image:
@@ -106,6 +104,8 @@ def make_inputs(
 ) -> dict[str, Any]:
     """The model's inputs for a batch of conversations.
 
+    Markers of the chat template inside a text, such as `<|im_end|>` or `<|image_pad|>`, are read as plain text.
+
     Args:
         processor (`ProcessorMixin`): the model's processor.
         conversations (`Sequence[Sequence[Mapping]]`): each a list of messages, see [`make_messages`].
@@ -114,8 +114,9 @@ def make_inputs(
         answered (`bool`, *optional*, defaults to `False`): whether the last message is the answer, for training;
             otherwise the prompt ends where the model's answer begins.
     """
-    inputs = processor.apply_chat_template(
-        [list(conversation) for conversation in conversations],
+    hidden, reader = _read_texts_plainly(processor, conversations)
+    inputs = reader.apply_chat_template(
+        hidden,
         add_generation_prompt=not answered,
         tokenize=True,
         return_dict=True,
@@ -128,5 +129,187 @@ def make_inputs(
 
 def count_text(processor: Any, conversation: Sequence[Message], *, answered: bool) -> int:
     """Number of tokens in a conversation, where each picture counts as one."""
-    text = processor.apply_chat_template(list(conversation), tokenize=False, add_generation_prompt=not answered)
-    return len(processor.tokenizer(text, add_special_tokens=False)["input_ids"])
+    hidden, reader = _read_texts_plainly(processor, [conversation])
+    text = reader.apply_chat_template(hidden[0], tokenize=False, add_generation_prompt=not answered)
+    tokenizer = reader.tokenizer
+    return len(tokenizer.read(text) if isinstance(tokenizer, _PlainReader) else _encode(tokenizer, text))
+
+
+# --- markers inside texts -------------------------------------------------------------------------------------------
+#
+# A text may contain what the chat template uses as a marker, such as `<|im_end|>` or `<|image_pad|>`. It is text there.
+# Each such place becomes one private character before the template is applied, and the ids of its plain letters after.
+
+# What a message holds that is not text.
+_NO_TEXT = ("type", "image", "image_url", "video", "audio", "path", "url", "base64")
+_PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
+
+
+def _read_texts_plainly(
+    processor: Any, conversations: Sequence[Sequence[Message]]
+) -> tuple[list[list[dict[str, Any]]], Any]:
+    """The conversations without markers in their texts, and a processor that puts the letters of these markers back."""
+    texts = [text for conversation in conversations for message in conversation for text in _texts(message)]
+    used = set("".join(texts)) | set(str(processor.chat_template))
+    free = (chr(code) for codes in _PRIVATE for code in codes if chr(code) not in used)
+    stand_ins: dict[str, str] = {}
+    hidden: list[list[dict[str, Any]]] = []
+    for conversation in conversations:
+        hidden.append([])
+        for message in conversation:
+            markers = _markers(processor, special_only=message.get("role") == "assistant")
+            hidden[-1].append(_hide_markers(message, list(markers), stand_ins, free))
+            _check_hidden(processor.tokenizer, hidden[-1][-1], markers, set(stand_ins.values()))
+    if not stand_ins:
+        return hidden, processor
+    letters = {stand_in: _encode_letters(processor, text) for text, stand_in in stand_ins.items()}
+    reader = copy.copy(processor)
+    reader.tokenizer = _PlainReader(processor.tokenizer, letters)
+    return hidden, reader
+
+
+def _markers(processor: Any, special_only: bool) -> dict[str, int]:
+    """All markers with their ids. In answers others than special tokens, such as `<think>`, belong to the template."""
+    tokenizer = processor.tokenizer
+    named = [getattr(processor, f"{kind}_token", None) for kind in ("image", "video", "audio")]
+    markers = {str(token) for token in (*tokenizer.all_special_tokens, *named) if token}
+    for token in tokenizer.added_tokens_decoder.values():
+        # other added tokens are words that somebody gave the model
+        if token.special or not (special_only or re.fullmatch(r"[\w\s]+", token.content)):
+            markers.add(token.content)
+    return {marker: tokenizer.convert_tokens_to_ids(marker) for marker in markers}
+
+
+def _hide_markers(
+    message: Message, markers: Sequence[str], stand_ins: dict[str, str], free: Iterator[str]
+) -> dict[str, Any]:
+    """The message with a private character for each marker in its texts; one across two texts becomes two."""
+    texts = _texts(message)
+    joined = "".join(texts)
+    pattern = "|".join(re.escape(marker) for marker in sorted(markers, key=len, reverse=True)) or "(?!)"
+    spans = [found.span() for found in re.finditer(pattern, joined)]
+    if not spans:
+        return dict(message)
+    ends = itertools.accumulate(len(text) for text in texts)
+    starts = iter([0, *ends])
+
+    def hide(text: str) -> str:
+        start = next(starts)
+        pieces, done = [], 0
+        for begin, end in spans:
+            begin, end = max(begin - start, 0), min(end - start, len(text))
+            if begin < end:
+                letters = text[begin:end]
+                if letters not in stand_ins:
+                    stand_ins[letters] = next(free)
+                pieces += [text[done:begin], stand_ins[letters]]
+                done = end
+        return "".join([*pieces, text[done:]])
+
+    changed: dict[str, Any] = _change_texts(message, hide)
+    return changed
+
+
+def _texts(message: Message) -> list[str]:
+    """All texts of a message, in their order."""
+    texts: list[str] = []
+    _change_texts(message, lambda text: texts.append(text) or text)  # type: ignore[func-returns-value]
+    return texts
+
+
+def _change_texts(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {name: item if name in _NO_TEXT else _change_texts(item, change) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_change_texts(item, change) for item in value]
+    return value
+
+
+def _check_hidden(tokenizer: Any, message: Message, markers: Mapping[str, int], private: set[str]) -> None:
+    """Raise `ValueError` if a text still gives a marker; some tokenizers read `<S>` as `<s>`."""
+    for text in _texts(message):
+        _check_plain(tokenizer, _encode(tokenizer, "".join(" " if c in private else c for c in text)), markers)
+
+
+def _check_plain(tokenizer: Any, ids: Sequence[int], markers: Mapping[str, int]) -> None:
+    used = set(ids) - {tokenizer.unk_token_id}  # which any text may give
+    for marker, number in markers.items():
+        if number in used:
+            raise ValueError(f"this model's tokenizer cannot read {marker} as plain text; leave it out of the text")
+
+
+def _encode(tokenizer: Any, text: str, around: bool = False) -> list[int]:
+    """Ids of a text, without a change to the tokenizer: other threads may be using it."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=around)
+    else:
+        ids = backend.encode(text, add_special_tokens=around).ids
+    return ids
+
+
+def _encode_letters(processor: Any, letters: str) -> list[int]:
+    """Ids of the plain letters of a marker."""
+    tokenizer = processor.tokenizer
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        ids: list[int] = tokenizer.encode(letters, add_special_tokens=False, split_special_tokens=True)
+    else:  # not `split_special_tokens`, which here changes the tokenizer and spares tokens that are not special
+        text = letters if backend.normalizer is None else backend.normalizer.normalize_str(letters)
+        splits = [(text, ())] if backend.pre_tokenizer is None else backend.pre_tokenizer.pre_tokenize_str(text)
+        ids = [token.id for split, _ in splits for token in backend.model.tokenize(split)]
+    _check_plain(tokenizer, ids, _markers(processor, special_only=False))
+    return ids
+
+
+class _PlainReader:
+    """A tokenizer that reads private characters as the plain letters for which they stand.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): the model's.
+        letters (`Mapping[str, list[int]]`): private characters, and the ids of what they stand for.
+    """
+
+    def __init__(self, tokenizer: Any, letters: Mapping[str, list[int]]) -> None:
+        self._tokenizer = tokenizer
+        self._letters = letters
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def __call__(
+        self,
+        text: Sequence[str],
+        *,
+        add_special_tokens: bool = True,
+        padding: bool = False,
+        padding_side: str | None = None,
+        return_tensors: str | None = None,
+        **_: Any,
+    ) -> BatchEncoding:
+        before, after = self._surroundings() if add_special_tokens else ([], [])
+        rows = [[*before, *self.read(row), *after] for row in text]
+        width = max(map(len, rows)) if padding else 0
+        fill = self._tokenizer.pad_token_id or 0
+        left = (padding_side or self._tokenizer.padding_side) == "left"
+        ids, masks = [], []
+        for row in rows:
+            rest = max(width - len(row), 0)
+            ids.append([fill] * rest + row if left else row + [fill] * rest)
+            masks.append([0] * rest + [1] * len(row) if left else [1] * len(row) + [0] * rest)
+        return BatchEncoding({"input_ids": ids, "attention_mask": masks}, tensor_type=return_tensors)
+
+    def read(self, text: str) -> list[int]:
+        """Ids of a text, without any before or after it."""
+        pieces = filter(None, re.split(f"([{''.join(self._letters)}])", text))
+        known = self._letters
+        return [i for piece in pieces for i in (known[piece] if piece in known else _encode(self._tokenizer, piece))]
+
+    def _surroundings(self) -> tuple[list[int], list[int]]:
+        """Ids that the tokenizer adds before and after every text."""
+        inner = _encode(self._tokenizer, "a")
+        whole = _encode(self._tokenizer, "a", around=True)
+        start = next(place for place in range(len(whole)) if whole[place : place + len(inner)] == inner)
+        return whole[:start], whole[start + len(inner) :]
