@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from arr_coc.families import list_families
     from arr_coc.gaze.plan import Gaze
     from arr_coc.inference.answer import Answer, ARRCOCQwen
-    from arr_coc.inference.attach import Attachment, attach
+    from arr_coc.inference.attach import Attachment, attach, detach
     from arr_coc.inference.load import load_processor
-    from arr_coc.inference.session import prepare
+    from arr_coc.inference.session import encode, prepare
     from arr_coc.pixels.patches import patches_from_picture, picture_from_patches
     from arr_coc.pixels.previous_frame import PreviousFrame
     from arr_coc.prompting.question import ChatTokens
@@ -52,6 +52,8 @@ __all__ = [
     "__version__",
     "attach",
     "create_selector",
+    "detach",
+    "encode",
     "generate_texture_array",
     "list_families",
     "list_selectors",
@@ -67,9 +69,9 @@ _HOMES = {
     "families": ("list_families",),
     "gaze.plan": ("Gaze",),
     "inference.answer": ("Answer", "ARRCOCQwen"),
-    "inference.attach": ("Attachment", "attach"),
+    "inference.attach": ("Attachment", "attach", "detach"),
     "inference.load": ("load_processor",),
-    "inference.session": ("prepare",),
+    "inference.session": ("encode", "prepare"),
     "pixels.patches": ("patches_from_picture", "picture_from_patches"),
     "pixels.previous_frame": ("PreviousFrame",),
     "prompting.question": ("ChatTokens",),

@@ -27,8 +27,10 @@ PUBLIC = {
     "TokenSelector": "()",
     "VisualQuery": "(tokens, grid, words, cells, picture, attention_reader, key_reader, deepstack, details)",
     "__version__": "str",
-    "attach": "(model, selector, *, mode, budget, query_layers, chat, processor, on_error, gaze)",
+    "attach": "(model, selector, *, mode, budget, query_layers, chat, processor, on_error, gaze, encoded)",
     "create_selector": "(name, **kwargs)",
+    "detach": "(model)",
+    "encode": "(model, inputs, selector)",
     "generate_texture_array": "(image, grid, channels, *, previous, semantic, text_detector, gestalt_tokens, "
     "cell_pixels, check_values)",
     "list_families": "()",
@@ -38,7 +40,7 @@ PUBLIC = {
     "picture_from_patches": "(pixel_values, grid_thw, *, patch_size, merge_size, temporal_patch_size, image_mean, "
     "image_std)",
     "prepare": "(model, inputs, selector, *, mode, budget, query, query_layers, chat, processor, on_error, images, "
-    "gaze)",
+    "gaze, encoded)",
     "register_selector": "(name)",
 }
 

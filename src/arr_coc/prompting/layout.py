@@ -17,6 +17,7 @@ from torch import Tensor
 from arr_coc.config import Grid, cell_count
 from arr_coc.families.family import Encoded, Family, Inputs
 from arr_coc.prompting.cache import Holding
+from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.question import Bools, Ints
 from arr_coc.prompting.settings import Mode
 from arr_coc.selectors.contract import Selection
@@ -188,12 +189,12 @@ def build(
     return arguments, Holding(ids, short_ids, short_mask, short_positions, next_position)
 
 
-def encode_full(family: Family, inputs: Inputs, prompt: Prompt) -> dict[str, Any]:
+def encode_full(family: Family, inputs: Inputs, prompt: Prompt, shared: Encodings | None = None) -> dict[str, Any]:
     """The model's arguments for the full prompt, with features in place of pixels."""
     features = {}
     for kind in family.present(inputs):
         counts = [len(span.columns) for span in prompt.spans if span.kind == kind]
-        encoded = family.encode(inputs, kind)
+        encoded = family.encode(inputs, kind) if shared is None else shared.full(family, inputs, kind)
         levels = [list(torch.split(level, counts)) for level in encoded.deepstack]
         features[kind] = family.wrap(list(torch.split(encoded.features, counts)), levels)
     pixels = set(family.pixel_names.values())

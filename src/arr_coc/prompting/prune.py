@@ -51,7 +51,11 @@ class Pruning(Shortening):
     def encode(self) -> None:
         """Encode all pictures, and record the encoder layers that the selector reads."""
         for kind in self.family.present(self.inputs):
-            self.encoded[kind] = self.family.encode(self.inputs, kind, self.selector.encoder_layers)
+            if self.shared is None:
+                self.encoded[kind] = self.family.encode(self.inputs, kind, self.selector.encoder_layers)
+            else:
+                self.shared.check([(span.kind, span.grid) for span in self.prompt.spans])
+                self.encoded[kind] = self.shared.full(self.family, self.inputs, kind, self.selector.encoder_layers)
 
     def choose(self) -> None:
         """Ask the selector for one selection per picture."""
@@ -68,7 +72,11 @@ class Pruning(Shortening):
         pictures: list[Tensor | None] = []
         for kind in self.encoded:
             count = sum(span.kind == kind for span in self.prompt.spans)
-            pixels = self.family.pictures(self.inputs, kind) if self.selector.needs_picture else None
+            pixels = None
+            if self.selector.needs_picture and self.shared is None:
+                pixels = self.family.pictures(self.inputs, kind)
+            elif self.selector.needs_picture and self.shared is not None:
+                pixels = self.shared.pictures(self.family, self.inputs, kind)
             pictures += [None] * count if pixels is None else pixels
         queries = []
         for span, picture in zip(self.prompt.spans, pictures, strict=True):

@@ -144,11 +144,12 @@ def _read_chat(name: str, commit: str | None) -> ChatTokens | None:
 
 def _turn_ends(family: Family) -> list[int]:
     """Ids after which the model stops, and which so end a turn of a chat."""
-    target, ends = family.target, set()
-    for config in (getattr(target, "generation_config", None), family.config, family.config.get_text_config()):
-        value = getattr(config, "eos_token_id", None)
-        ends |= set(value) if isinstance(value, list | tuple) else {value}
-    return sorted(int(end) for end in ends - {None})
+    ends: set[int] = set()
+    configs = getattr(family.target, "generation_config", None), family.config, family.config.get_text_config()
+    for value in (getattr(config, "eos_token_id", None) for config in configs):
+        if value is not None:
+            ends |= set(value) if isinstance(value, list | tuple) else {value}
+    return sorted(ends)
 
 
 def _warn_if_unknown(family: Family, ids: Ints, mask: Bools, chat: ChatTokens) -> None:

@@ -38,6 +38,7 @@ class SmallerPicture(Pruning):
             raise ValueError("mode 'weight' scales by relevance, which this selector does not compute; use 'arr-coc'")
         super().__init__(family, inputs, settings, selector.beside or FullSelector())
         self.resizer = selector
+        self.shared = None  # smaller pictures are encoded anew: their size depends on the budget
         self.plans: list[tuple[Grid, int]] = []
         self.small: dict[str, Encoded] = {}
 

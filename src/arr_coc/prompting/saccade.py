@@ -22,6 +22,7 @@ from arr_coc.gaze.gestalt import Gestalt, encode_gestalts, make_gestalts
 from arr_coc.gaze.plan import Gaze, GazePlan, count_beyond, open_windows, plan_gaze, replace_covered
 from arr_coc.gaze.source import NativeSource, PictureSource, ProcessedSource
 from arr_coc.pixels.mipmaps import Mipmaps
+from arr_coc.prompting.encodings import Encodings, encode_cells
 from arr_coc.prompting.layout import Prompt, build, read_prompt
 from arr_coc.prompting.resize import restate_prompt, select_counts
 from arr_coc.prompting.settings import Settings
@@ -56,8 +57,10 @@ class Saccading(Shortening):
     def read(self) -> None:
         """Plan the gaze, give the prompt a placeholder for each of its tokens, and measure the pictures."""
         self.prompt = read_prompt(self.family, self.inputs)
-        self.sources = _open_sources(self.family, self.inputs, self.prompt, self.settings.images)
+        self.sources = _open_sources(self.family, self.inputs, self.prompt, self.settings.images, self.shared)
         self.grids = [source.grid for source in self.sources]
+        if self.shared is not None:
+            self.shared.check([("image", grid) for grid in self.grids])
         rows = [span.row for span in self.prompt.spans]
         budgets = share_budget(self.settings.budget, rows, list(map(cell_count, self.grids)))
         self.plans = [plan_gaze(grid, budget, self.gaze) for grid, budget in zip(self.grids, budgets, strict=True)]
@@ -67,11 +70,17 @@ class Saccading(Shortening):
         words = self._embed_question(self.gaze_inputs, self.gaze_prompt)
         self.words = [words[span.row] for span in self.gaze_prompt.spans]
         self.positions = self.family.positions(self.gaze_inputs)
-        self.mipmaps = [_measure(source, plan) for source, plan in zip(self.sources, self.plans, strict=True)]
+        known = None if self.shared is None else self.shared.mipmaps(self.plans)
+        if known is None:
+            known = [_measure(source, plan) for source, plan in zip(self.sources, self.plans, strict=True)]
+        self.mipmaps = known
 
     def encode(self) -> None:
         """Encode the gestalts."""
-        self.encoded = encode_gestalts(self.family, self.sources, self.plans, self.mipmaps)
+        if self.shared is None:
+            self.encoded = encode_gestalts(self.family, self.sources, self.plans, self.mipmaps)
+        else:
+            self.encoded = self.shared.gestalts(self.family, self.sources, self.plans, self.mipmaps)
 
     def choose(self) -> None:
         """Ask the selector for windows of each picture, and list their cells."""
@@ -94,7 +103,10 @@ class Saccading(Shortening):
         # if saccades replace tokens of the gestalt, or relevance sets the budget, the number of cells varies
         fixed_count = not any(plan.drop or plan.saccades is None for plan in self.plans)
         cells = [saccades.cells for saccades in self.saccades]
-        self.encoded_cells = _encode_cells(self.family, self.sources, cells, fixed_count)
+        if self.shared is None:
+            self.encoded_cells = encode_cells(self.family, self.sources, cells, replay=fixed_count)
+        else:
+            self.encoded_cells = self.shared.cells(self.family, self.sources, cells, fixed_count)
 
     def build(self) -> Shortened:
         """Build the prompt: gestalt, then saccades, each token at the position of its cell."""
@@ -159,7 +171,11 @@ def _check_support(family: Family, inputs: Inputs, selector: TokenSelector) -> N
 
 
 def _open_sources(
-    family: Family, inputs: Inputs, prompt: Prompt, images: Sequence[Image.Image | Tensor] | None
+    family: Family,
+    inputs: Inputs,
+    prompt: Prompt,
+    images: Sequence[Image.Image | Tensor] | None,
+    shared: Encodings | None,
 ) -> list[PictureSource]:
     """The pictures at full resolution: the originals if given, else the processor's pixels."""
     device, cut = inputs["input_ids"].device, family.cut()
@@ -167,7 +183,7 @@ def _open_sources(
         if len(images) != len(prompt.spans):
             raise ValueError(f"`images` has {len(images)} pictures, the prompt has {len(prompt.spans)}; pass one each")
         return [NativeSource(image, cut, device) for image in images]
-    pictures = family.pictures(inputs, "image")
+    pictures = family.pictures(inputs, "image") if shared is None else shared.pictures(family, inputs, "image")
     if pictures is None:
         raise ValueError(f"the pictures of {family.config.model_type} cannot be rebuilt; use mode 'prune'")
     rows: Tensor = inputs[family.pixel_names["image"]]
@@ -229,18 +245,6 @@ def _list_saccades(selection: Selection | None, plan: GazePlan, grid: Grid, gaze
     if plan.drop:
         cells, gestalt_mask = replace_covered(cells, plan, grid)
     return _Saccades(cells.sort().values if gaze.order == "raster" else cells, gestalt_mask)
-
-
-def _encode_cells(
-    family: Family, sources: Sequence[PictureSource], cells: Sequence[Tensor], fixed_count: bool
-) -> Encoded | None:
-    """Encode the saccades of all pictures in one call of the encoder."""
-    chosen = [(source, indices) for source, indices in zip(sources, cells, strict=True) if len(indices)]
-    if not chosen:
-        return None
-    patches = torch.cat([source.patches(indices).to(family.target.dtype) for source, indices in chosen])
-    grids = [source.grid for source, _ in chosen]
-    return family.encode_cells(patches, [indices for _, indices in chosen], grids, replay=fixed_count)
 
 
 def _join(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -11,10 +11,11 @@ from torch import Tensor
 
 from arr_coc.config import PromptBudget, check_prompt_budget
 from arr_coc.gaze.plan import Gaze
+from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.question import ChatTokens
 
 Mode = Literal["prune", "weight", "saccade"]
-OnError = Literal["full", "raise"]
+OnError = Literal["full", "raise"] | Callable[[Exception], object]
 
 
 @dataclass(frozen=True)
@@ -34,14 +35,15 @@ class Settings:
     images: Sequence[Image.Image | Tensor] | None = None
     gaze: Gaze | None = None
     details: bool = False
+    encoded: Encodings | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
             raise ValueError(f"`mode` must be one of {', '.join(get_args(Mode))}, got {self.mode!r}")
         if self.mode != "saccade" and (self.images is not None or self.gaze is not None):
             raise ValueError(f"`images` and `gaze` belong to mode 'saccade', got mode {self.mode!r}; drop them")
-        if self.on_error not in get_args(OnError):
-            raise ValueError(f"`on_error` must be 'full' or 'raise', got {self.on_error!r}")
+        if self.on_error not in ("full", "raise") and not callable(self.on_error):
+            raise ValueError(f"`on_error` must be 'full' or 'raise', got {self.on_error!r}; or give a function")
         if isinstance(self.query_layers, bool) or not isinstance(self.query_layers, int) or self.query_layers < 0:
             raise ValueError(f"`query_layers` must be a whole number of at least 0, got {self.query_layers!r}")
         if self.budget is not None:

@@ -58,6 +58,7 @@ class Shortening(ABC):
 
     def __init__(self, family: Family, inputs: Inputs, settings: Settings) -> None:
         self.family, self.inputs, self.settings = family, inputs, settings
+        self.shared = settings.encoded
         self.question: list[Tensor] = []  # token ids [Q] of each row's question
 
     @abstractmethod

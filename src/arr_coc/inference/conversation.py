@@ -1,0 +1,79 @@
+"""Many questions about one picture: it is processed and encoded once, and each question chooses its own tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from arr_coc.families.family import Family
+from arr_coc.inference.messages import Message, PictureLike, make_messages
+from arr_coc.prompting.encodings import Encodings
+from arr_coc.prompting.layout import read_prompt
+from arr_coc.prompting.resize import restate_prompt
+
+if TYPE_CHECKING:
+    from arr_coc.inference.answer import Answer, ARRCOCQwen
+
+
+class Conversation:
+    """Questions about the same pictures; [`ARRCOCQwen.look`] starts one.
+
+    Args:
+        vlm (`ARRCOCQwen`): answers them.
+        pictures (a path, a `PIL.Image.Image`, an array `[H, W, 3]` of bytes, or several of them): what they are about.
+        remember (`bool`, *optional*, defaults to `True`): keep earlier questions and answers in the prompt; otherwise
+            each question is asked by itself.
+
+    Example:
+
+    ```python
+    >>> from importlib.resources import files
+    >>> from arr_coc import ARRCOCQwen
+    >>> vlm = ARRCOCQwen.from_pretrained()
+    >>> page = vlm.look(files("arr_coc") / "assets" / "examples" / "page.png", remember=False)
+    >>> [page.ask(question).text for question in ("what is the total?", "which total is written here?")]
+    ['$20.10', '$20.10']
+    >>> page.encoder_calls
+    1
+
+    ```
+    """
+
+    def __init__(self, vlm: ARRCOCQwen, pictures: PictureLike | Iterable[PictureLike], remember: bool = True) -> None:
+        [first] = make_messages(pictures, "?")  # opens the pictures; the question is not used
+        self._pictures = [part for part in first["content"] if part["type"] == "image"]
+        self.vlm, self.remember = vlm, remember
+        self.turns: list[Message] = []
+        self._encodings: dict[bool, Encodings] = {}  # saccades see pictures at another resolution
+
+    @property
+    def encoder_calls(self) -> int:
+        """How often the vision encoder ran."""
+        return sum(encodings.calls for encodings in self._encodings.values())
+
+    def ask(self, question: str, *, mode: Any = None, **options: Any) -> Answer:
+        """Answer a question.
+
+        Args:
+            question (`str`): about the pictures.
+            mode, options: as in [`ARRCOCQwen.answer`].
+        """
+        before = self.turns if self.remember else []
+        shown = [] if before else self._pictures
+        turn = {"role": "user", "content": [*shown, {"type": "text", "text": question}]}
+        native = (mode or self.vlm.mode) == "saccade"
+        encoded = self._encodings.setdefault(native, Encodings())
+        answer = self.vlm.answer([*before, turn], mode=mode, encoded=encoded, **options)
+        self.turns = [*before, turn, {"role": "assistant", "content": [{"type": "text", "text": answer.text}]}]
+        return answer
+
+
+def share_pixels(family: Family, inputs: dict[str, Any], encoded: Encodings) -> dict[str, Any]:
+    """The inputs with pixels that were processed for an earlier question, of which the prompt shows small copies."""
+    names = [name for name in (family.pixel_names["image"], "image_grid_thw") if name in inputs]
+    if not encoded.pixels:
+        encoded.pixels = {name: inputs[name] for name in names}
+        return inputs
+    prompt = read_prompt(family, inputs)
+    grids = family.grids(encoded.pixels, "image")
+    return {**restate_prompt(family, inputs, prompt, grids), **encoded.pixels}
