@@ -14,7 +14,7 @@ CHAT_START, CHAT_END, USER, NEWLINE = 7, 8, 9, 10
 FIRST_WORD = 16
 QWEN = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 FAMILIES = [*QWEN, "llava"]
-RELATIVES = ["qwen3_vl_moe", "qwen3_5"]
+RELATIVES = ["qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"]
 LLAVA_SIDE = 4  # tokens a side of LLaVA's square grid
 
 IMAGE_PROMPT = [("text", 4), ("image", (1, 8, 12)), ("text", 6)]
@@ -65,7 +65,7 @@ def _qwen_config(family):
 
 
 def _relative_config(family):
-    """Two more that run on the same code as Qwen3-VL."""
+    """More models that run on the same code as Qwen3-VL."""
     like = _qwen_config("qwen3_vl").to_dict()
     ids = {name: like[name] for name in like if name.endswith("token_id") and like[name] is not None}
     vision, text = dict(like["vision_config"]), dict(like["text_config"])
@@ -79,6 +79,13 @@ def _relative_config(family):
         "linear_num_value_heads": 4,
         "rope_parameters": {**text["rope_parameters"], "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5},
     }  # fmt: skip
+    if family == "qwen3_5_moe":
+        del text["intermediate_size"]
+        text |= {
+            "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+        }  # fmt: skip
+        return transformers.Qwen3_5MoeConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **ids)
     return transformers.Qwen3_5Config(text_config=text, vision_config=vision, tie_word_embeddings=False, **ids)
 
 
@@ -107,6 +114,7 @@ def tiny_model(family, attention="sdpa", seed=0):
         "qwen3_vl": "Qwen3VLForConditionalGeneration",
         "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
         "qwen3_5": "Qwen3_5ForConditionalGeneration",
+        "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
         "llava": "LlavaForConditionalGeneration",
     }[family]
     model = getattr(transformers, name)(config).eval()

@@ -41,10 +41,12 @@ class IncompleteFamilyError(TypeError):
 class Family:
     """One family of models. `target` is the module with `generate`, `inner` the one inside it, without the head.
 
+    A model without a head, such as an embedder, is both: it has no `generate`, and its `forward` returns hidden states.
+
     A subclass must define `grids`, `run_encoder`, `positions`, `place` and `wrap`. What else it defines adds to what it
     can do: `pictures` gives the layer a texture, `encoder_attention` and `read_layer` serve selectors that read the
     encoder, `resize` those that change the picture, and `cut`, `encode_cells` and `state_grids` serve mode `saccade`.
-    The model has its head in `lm_head`, and its `forward` takes `mm_encoder_outputs`.
+    The model has its head, if any, in `lm_head`, and its `forward` takes `mm_encoder_outputs`.
     """
 
     processor_class: ClassVar[str] = ""
@@ -58,12 +60,13 @@ class Family:
 
     def __init__(self, target: nn.Module) -> None:
         self._target = target
-        self.inner: Any = target.model
+        self.headless = not _has_head(target)
+        self.inner: Any = target if self.headless else target.model
         self.config: Any = target.config
 
     @property
     def target(self) -> Any:
-        """The module with `generate`."""
+        """The module with `generate`, or the model without a head."""
         return self._target
 
     def present(self, inputs: Inputs) -> list[str]:
@@ -253,14 +256,43 @@ def open_family(model: nn.Module) -> Family:
         raise ValueError(
             "prompt and prefix tuning shift or drop positions, so tokens would lose their places; use LoRA"
         )
-    for module in model.modules():
-        model_type = getattr(getattr(module, "config", None), "model_type", None)
-        # the module's own head: wrappers pass on attributes of the inner model
-        if model_type in _FAMILIES and "lm_head" in dict(module.named_children()):
-            if "mm_encoder_outputs" not in inspect.signature(type(module).forward).parameters:
-                raise ValueError("this version of transformers does not accept encoded pictures; install >= 5.19")
-            return _FAMILIES[model_type](module)
+    module = _find_model(model)
+    if "mm_encoder_outputs" not in inspect.signature(type(module).forward).parameters:
+        raise ValueError("this version of transformers does not accept encoded pictures; install >= 5.19")
+    config: Any = module.config
+    return _FAMILIES[config.model_type](module)
+
+
+def _find_model(model: nn.Module) -> nn.Module:
+    """The supported model inside wrappers: the one with a head for words, else a model without any head."""
+    supported = [
+        module
+        for module in model.modules()
+        if getattr(getattr(module, "config", None), "model_type", None) in _FAMILIES
+    ]
+    for module in supported:
+        if _has_head(module):
+            return module
+    for module in supported:
+        if "language_model" in _own_parts(module):
+            # LoRA adds its weights inside; what has weights around the model reads its columns, which would be missing
+            if len(list(model.parameters())) > len(list(module.parameters())):
+                name = next(name for name, part in model.named_modules() if part is module)
+                raise ValueError(
+                    f"{type(model).__name__} has its own head, which reads columns of the full prompt; "
+                    f"if it needs the last one only, use its part `{name}` instead"
+                )
+            return module
     raise _unsupported(type(model).__name__)
+
+
+def _has_head(module: nn.Module) -> bool:
+    return "lm_head" in _own_parts(module)
+
+
+def _own_parts(module: nn.Module) -> dict[str, nn.Module]:
+    """The module's own children: wrappers pass on attributes of the inner model."""
+    return dict(module.named_children())
 
 
 def read_levels(output: Any) -> tuple[Tensor, ...]:

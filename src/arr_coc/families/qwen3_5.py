@@ -11,9 +11,12 @@ from arr_coc.families.qwen2_vl import Qwen2VL
 from arr_coc.families.qwen3_vl import Qwen3VL
 
 
-@register_family("qwen3_5")
+@register_family("qwen3_5", "qwen3_5_moe")
 class Qwen35(Qwen3VL):
-    """Qwen3.5. Dropped tokens are not in the prompt at all, so its linear layers never read them."""
+    """Qwen3.5 and its mixture-of-experts variant.
+
+    Dropped tokens are not in the prompt at all, so its linear layers never read them.
+    """
 
     def wrap(self, features: list[Tensor], deepstack: list[list[Tensor]]) -> Any:
         """Features of each picture; this family has no DeepStack."""

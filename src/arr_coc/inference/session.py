@@ -120,7 +120,8 @@ class Session:
         self.family, self.settings = family, settings
         self.selector = selector
         self._forward = forward or family.target.__call__
-        self._generate = generate or family.target.generate
+        own_generate: Callable[..., Any] = getattr(family.target, "generate", _cannot_generate)
+        self._generate = generate or own_generate
 
     @property
     def selector(self) -> Selector:
@@ -154,6 +155,8 @@ class Session:
         steps = self._make_steps(inputs)
         with watch.stage("select"):
             steps.read()
+            if self.family.headless:
+                _check_ending(self.family, steps.prompt)
         with watch.stage("encode"):
             steps.encode()
         with watch.stage("select"):
@@ -362,6 +365,19 @@ class Session:
             run.kept, run.used = inside.kept, sum(len(cells) for _, cells in inside.kept)
             run.failure, run.inside_layer = failures[0], selector.layer
         return result
+
+
+def _cannot_generate(*args: Any, **kwargs: Any) -> Any:
+    raise ValueError("a model without a head generates nothing; use the model with its `lm_head`")
+
+
+def _check_ending(family: Family, prompt: Prompt) -> None:
+    """Raise `ValueError` if a prompt ends in a picture: its last column, which embedders read, might be dropped."""
+    last = prompt.ids[np.arange(len(prompt.ids)), prompt.last_columns()]
+    if np.isin(last, [family.token_id(kind) for kind in family.kinds]).any():
+        raise ValueError(
+            "the prompt ends in a picture, but a model without a head is read at the last token; end it in text"
+        )
 
 
 def _shorter(holding: Holding | None, ids: Tensor) -> Holding | None:
