@@ -144,7 +144,8 @@ def test_wrong_settings_raise_whatever_on_error_says(opened):
 
 def test_other_models_are_refused_with_the_list():
     with pytest.raises(
-        ValueError, match="Linear is not supported; supported are llava, qwen2_5_vl, qwen2_vl, qwen3_5, qwen3_vl"
+        ValueError,
+        match="Linear is not supported; supported are llava, qwen2_5_vl, qwen2_vl, qwen3_5, qwen3_5_moe, qwen3_vl",
     ):
         attach(torch.nn.Linear(2, 2), ByScore())
 
