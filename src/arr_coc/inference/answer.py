@@ -16,6 +16,7 @@ from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, Grid, PromptBudget
 from arr_coc.families.family import open_family
 from arr_coc.gaze.plan import Gaze
 from arr_coc.inference.attach import Calls, Replacement
+from arr_coc.inference.conversation import Conversation, share_pixels
 from arr_coc.inference.load import (
     find_base,
     has_adapter,
@@ -26,6 +27,7 @@ from arr_coc.inference.load import (
 )
 from arr_coc.inference.messages import Message, PictureLike, check_messages, make_inputs, make_messages, put_stand_ins
 from arr_coc.inference.session import Run, Session
+from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.question import ChatTokens
 from arr_coc.prompting.settings import Mode, OnError, Settings
 from arr_coc.runtime.stopwatch import Stopwatch
@@ -125,7 +127,7 @@ class ARRCOCQwen(nn.Module):
         self.model = model
         self.processor = processor
         originals = model.__call__, model.generate
-        self._calls = Calls(Session(open_family(model), selector, settings, *originals), *originals)
+        self._calls = Calls(Session(open_family(model), selector, settings, *originals))
         self.selector = selector
         self.train(model.training)
 
@@ -149,12 +151,12 @@ class ARRCOCQwen(nn.Module):
     @property
     def forward(self) -> Any:  # type: ignore[override]
         """The base model's `forward` on the tokens that the selector keeps."""
-        return Replacement(self.model, "forward", self._calls.forward)
+        return Replacement(self.model, "forward", self._calls, self.model.__call__)
 
     @property
     def generate(self) -> Any:
         """The base model's `generate` on the tokens that the selector keeps; the result has the full prompt."""
-        return Replacement(self.model, "generate", self._calls.generate)
+        return Replacement(self.model, "generate", self._calls)
 
     @property
     def config(self) -> Any:
@@ -232,6 +234,7 @@ class ARRCOCQwen(nn.Module):
         mode: AnswerMode | None = None,
         gaze: Gaze | None = None,
         details: bool = False,
+        encoded: Encodings | None = None,
         streamer: Any = None,
         max_new_tokens: int = 128,
         do_sample: bool = False,
@@ -249,18 +252,34 @@ class ARRCOCQwen(nn.Module):
                 the pictures at their own resolution; overrides the object's.
             gaze (`Gaze`, *optional*): for mode `"saccade"`; overrides the object's.
             details (`bool`, *optional*, defaults to `False`): keep the layer's texture and the pull of each word.
+            encoded (`Encodings`, *optional*): what earlier questions about the same pictures encoded; see
+                [`~ARRCOCQwen.look`].
             streamer (`BaseStreamer`, *optional*): receives the answer token by token.
             max_new_tokens, do_sample, generation: as in `generate`; one answer, greedy by default.
         """
         wrong = {"num_return_sequences", "return_dict_in_generate", "generation_config"} & set(generation)
         if wrong:
             raise ValueError(f"`answer` returns one text, so it takes no {sorted(wrong)[0]}; use `generate`")
-        mode, session, inputs = self._open_session(pictures, question, budget, mode, gaze, details)
+        mode, session, inputs = self._open_session(pictures, question, budget, mode, gaze, details, encoded)
         greedy = {} if do_sample else {"temperature": None, "top_p": None, "top_k": None}
         options = {**greedy, "do_sample": do_sample, "max_new_tokens": max_new_tokens, "streamer": streamer}
         run = session.generate({**inputs, **options, **generation}, Stopwatch(self.device))
         text = "" if run.generated is None else self.processor.decode(run.generated[0], skip_special_tokens=True)
         return self._make_answer(run, mode, text.strip())
+
+    @property
+    def mode(self) -> str:
+        """The mode of a call that names none."""
+        return self._calls.session.settings.mode
+
+    def look(self, pictures: PictureLike | Iterable[PictureLike], *, remember: bool = True) -> Conversation:
+        """Start a conversation about pictures, which are then encoded once for all questions.
+
+        Args:
+            pictures (a path, a `PIL.Image.Image`, an array `[H, W, 3]` of bytes, or several of them): what it is about.
+            remember (`bool`, *optional*, defaults to `True`): keep earlier questions and answers in the prompt.
+        """
+        return Conversation(self, pictures, remember)
 
     @torch.no_grad()
     def inspect(
@@ -289,6 +308,7 @@ class ARRCOCQwen(nn.Module):
         mode: AnswerMode | None,
         gaze: Gaze | None,
         details: bool,
+        encoded: Encodings | None = None,
     ) -> tuple[AnswerMode, Session, dict[str, Any]]:
         """The mode, a session in that mode, and the model's inputs."""
         defaults = self._calls.session.settings
@@ -301,15 +321,21 @@ class ARRCOCQwen(nn.Module):
             budget=defaults.budget if budget is None else budget,
             gaze=gaze or (defaults.gaze if mode == "saccade" else None),
             details=details,
+            encoded=encoded,
         )
         messages = make_messages(pictures, question)
         check_messages(messages, self.processor)
-        if mode == "saccade":
+        native = mode == "saccade"
+        if native or (encoded is not None and encoded.pixels):
             messages, originals = put_stand_ins(messages)
-            settings = replace(settings, images=originals)
+            settings = replace(settings, images=originals if native else None)
         selector = FullSelector() if mode == "full" else self.selector
-        session = Session(self._calls.session.family, selector, settings, self.model.__call__, self.model.generate)
-        return mode, session, make_inputs(self.processor, [messages], self.device)
+        family = self._calls.session.family
+        session = Session(family, selector, settings, self.model.__call__, self.model.generate)
+        inputs = make_inputs(self.processor, [messages], self.device)
+        if encoded is not None and not native and family.present(inputs):
+            inputs = share_pixels(family, inputs, encoded)
+        return mode, session, inputs
 
     def _make_answer(self, run: Run, mode: AnswerMode, text: str) -> Answer:
         strategy, reason = explain(run, mode)

@@ -2,45 +2,33 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
+import threading
 from collections.abc import Callable
-from types import TracebackType
+from types import MethodType, TracebackType
 from typing import Any, Self
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from arr_coc.config import Grid, PromptBudget
 from arr_coc.families.family import open_family
 from arr_coc.gaze.plan import Gaze
 from arr_coc.inference.session import Run, Session
 from arr_coc.prompting.cache import calling, is_called
+from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.question import ChatTokens, Ints, choose_chat
 from arr_coc.prompting.settings import Mode, OnError, Settings
+from arr_coc.runtime.tracing import untraced, untraced_itself
 from arr_coc.selectors.contract import Selector
 from arr_coc.selectors.output import ARRCOCOutput
 
-_PATCHED = ("forward", "generate")
-
-
-class Replacement:
-    """A method that replaces another and shows its signature, which `generate` and trainers inspect.
-
-    A deep copy of an attached model gets the original method back: the copy is not attached.
-    """
-
-    def __init__(self, target: Any, name: str, call: Callable[..., Any]) -> None:
-        functools.update_wrapper(self, getattr(target, name))
-        self.target, self.name, self.call = target, name, call
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the replacement."""
-        return self.call(*args, **kwargs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        target = copy.deepcopy(self.target, memo)
-        return getattr(type(target), self.name).__get__(target)
+_METHODS = ("forward", "generate")
+_ENTRY = "_call_impl"  # what `model(...)` calls, which calls `forward`
+_STATE = "__getstate__"
+_HANDLE = "_arr_coc_attachment"
+_ABSENT: Any = object()
 
 
 class Calls:
@@ -48,42 +36,72 @@ class Calls:
 
     Args:
         session (`Session`): selects them.
-        forward, generate (`Callable`): the model's own, for calls without pictures.
     """
 
-    def __init__(self, session: Session, forward: Callable[..., Any], generate: Callable[..., Any]) -> None:
+    def __init__(self, session: Session) -> None:
         self.session = session
-        self.last = Run({})
-        self._forward, self._generate = forward, generate
+        self.removed = False  # after that, whoever still holds one of the methods gets the model's own
+        self.fallbacks = 0
+        self._forget()
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Like the model's own; a call without pictures is passed on unchanged."""
+    def _forget(self) -> None:
+        self._lock, self._of_thread = threading.Lock(), threading.local()
+        self._latest = Run({})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("session", "removed", "fallbacks")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    @property
+    def last(self) -> Run:
+        """What the last call of this thread selected; in a thread that made no call, the latest of all threads."""
+        run: Run = getattr(self._of_thread, "run", self._latest)
+        return run
+
+    @untraced
+    def record(self, run: Run) -> None:
+        """Remember what a call selected; count it if its selection failed."""
+        if run.failure is not None:
+            with self._lock:
+                self.fallbacks += 1
+        if run.kept:  # empty if this call only decoded another token, or was a further turn
+            # without arguments and result: they would stay in memory as long as the thread
+            self._of_thread.run = self._latest = Run({}, outputs=run.outputs, kept=run.kept, failure=run.failure)
+
+    @untraced_itself
+    def forward(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Like the model's own, which is `plain`; a call without pictures is passed on unchanged."""
         session, family = self.session, self.session.family
-        arguments = _name_arguments(family.target.forward, args, kwargs)
-        if is_called(family.target):  # by our own `generate`, with a prompt that is shorter already
-            return self._forward(*args, **kwargs)
+        if self.removed or is_called(family.target):  # by our own `generate`: the prompt is shorter already
+            return plain(*args, **kwargs)
+        arguments = _name_arguments(type(family.target).forward, args, kwargs)
         if not family.present(arguments) and not session.continues(arguments.get("past_key_values")):
             self._check_features(arguments)
-            return self._forward(*args, **kwargs)
+            return plain(*args, **kwargs)
         run = session.forward(arguments)
-        if run.kept:  # empty if this call only decoded another token
-            self.last = run
+        self.record(run)
         return run.result
 
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Like the model's own: the result begins with the full prompt."""
-        arguments = _name_arguments(self.session.family.target.generate, args, kwargs)
+    @untraced_itself
+    def generate(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Like the model's own, which is `plain`: the result begins with the full prompt."""
+        session, family = self.session, self.session.family
+        if self.removed:
+            return plain(*args, **kwargs)
+        arguments = _name_arguments(type(family.target).generate, args, kwargs)
         if arguments.get("inputs") is not None:
             arguments["input_ids"] = arguments.pop("inputs")
         cache = arguments.get("past_key_values")
-        self.session.check_cache(cache)
-        if not self.session.family.present(arguments) and not self.session.continues(cache):
+        session.check_cache(cache)
+        if not family.present(arguments) and not session.continues(cache):
             self._check_features(arguments)
-            with calling(self.session.family.target):  # its passes have nothing to shorten either
-                return self._generate(*args, **kwargs)
-        run = self.session.generate(arguments)
-        if run.kept:  # empty for a further turn
-            self.last = run
+            with calling(family.target):  # its passes have nothing to shorten either
+                return plain(*args, **kwargs)
+        run = session.generate(arguments)
+        self.record(run)
         return run.result
 
     @staticmethod
@@ -92,16 +110,64 @@ class Calls:
             raise ValueError("`mm_encoder_outputs` cannot be shortened; pass the pictures, as `pixel_values`, instead")
 
 
+@untraced
 def _name_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """All arguments of a call by name."""
+    """All arguments of a call by name, for a function of the model's class: others may hide its signature."""
     if not args:
         return dict(kwargs)
     signature = inspect.signature(function)
-    bound = dict(signature.bind_partial(*args, **kwargs).arguments)
+    bound = dict(signature.bind_partial(None, *args, **kwargs).arguments)
+    del bound[next(iter(signature.parameters))]  # self
     for parameter in signature.parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
             bound |= bound.pop(parameter.name, {})
     return bound
+
+
+class Replacement:
+    """A method that replaces another and shows its signature, which `generate` and trainers inspect.
+
+    A copy or a pickle of it is the method that it replaced: the copy of an attached model is not attached.
+
+    Args:
+        target (`nn.Module`): the model.
+        name (`str`): of the method.
+        calls (`Calls`): runs instead.
+        plain (`Callable`, *optional*): runs if there is nothing to select; the replaced method by default.
+    """
+
+    def __init__(self, target: Any, name: str, calls: Calls, plain: Callable[..., Any] | None = None) -> None:
+        # accelerate and others set methods on the model too
+        before = without_removed(target.__dict__.get(name, _ABSENT))
+        replaced = _own_method(target, name) if before is _ABSENT else before
+        functools.update_wrapper(self, replaced)
+        self.target, self.name, self.calls, self.before = target, name, calls, before
+        self.plain: Callable[..., Any] = plain or replaced
+
+    @untraced_itself
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the replacement; after it was removed, the method that it replaced."""
+        if args and args[0] is self.target:  # accelerate binds methods that it unwraps, and this is bound already
+            args = args[1:]
+        return getattr(self.calls, self.name)(self.plain, args, kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_own_method, (self.target, self.name)) if self.before is _ABSENT else (_as_it_is, (self.before,))
+
+
+def without_removed(method: Any) -> Any:
+    """What stands below replacements that were removed."""
+    while isinstance(method, Replacement) and method.calls.removed:
+        method = method.before
+    return method
+
+
+def _own_method(target: Any, name: str) -> Any:
+    return getattr(type(target), name).__get__(target)
+
+
+def _as_it_is(method: Any) -> Any:
+    return method
 
 
 class Attachment:
@@ -110,35 +176,111 @@ class Attachment:
     def __init__(self, model: nn.Module, selector: Selector, settings: Settings) -> None:
         family = open_family(model)
         self._target: Any = family.target
-        if any(isinstance(self._target.__dict__.get(name), Replacement) for name in _PATCHED):
-            raise ValueError("this model is already attached; call `remove()` on the earlier handle first")
-        originals = self._target.forward, self._target.generate
-        self._calls = Calls(Session(family, selector, settings, *originals), *originals)
-        self._replacements = {name: Replacement(self._target, name, getattr(self._calls, name)) for name in _PATCHED}
-        # accelerate and others set methods on the model too; `remove` restores those
-        self._before = {name: self._target.__dict__[name] for name in _PATCHED if name in self._target.__dict__}
-        self._target.__dict__.update(self._replacements)
+        if _HANDLE in self._target.__dict__:
+            raise ValueError("this model is already attached; call `remove()` on the earlier handle or `detach(model)`")
+        self._methods = [name for name in _METHODS if hasattr(type(self._target), name)]
+        generate = self._generate if "generate" in self._methods else None
+        self._calls = Calls(Session(family, selector, settings, self._forward, generate))
+        self._lock = threading.RLock()
+        self._replacements = {name: self._replace(name) for name in self._methods}
+        # what is called may be a wrapper, such as PEFT's
+        entries, inner = dict.fromkeys([model, self._target]), family.inner
+        for module in entries:
+            module.__dict__[_ENTRY] = MethodType(self._make_entry(), module)
+        self._guard: RemovableHandle | None = None
+        if inner is not self._target:
+            self._guard = inner.register_forward_pre_hook(self._check_inner, with_kwargs=True)
+        self._modules: list[Any] = list(dict.fromkeys([*entries, inner]))
+        for module in self._modules:
+            module.__dict__[_STATE] = functools.partial(self._plain_state, module)
+        self._target.__dict__[_HANDLE] = self
+
+    def _replace(self, name: str) -> Replacement:
+        """Put our method in place of the one that the model has now."""
+        replacement = self._target.__dict__[name] = Replacement(self._target, name, self._calls)
+        return replacement
+
+    @untraced_itself
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._replacements["forward"].plain(*args, **kwargs)
+
+    @untraced_itself
+    def _generate(self, *args: Any, **kwargs: Any) -> Any:
+        return self._replacements["generate"].plain(*args, **kwargs)
+
+    def _make_entry(self) -> Callable[..., Any]:
+        """A method that leads from `model(...)` to `forward`, whoever has replaced that in the meantime."""
+
+        @untraced_itself
+        def enter(module: Any, *args: Any, **kwargs: Any) -> Any:
+            self._renew()
+            return type(module)._call_impl(module, *args, **kwargs)
+
+        return enter
+
+    @untraced
+    def _renew(self) -> None:
+        """Put our `forward` back on top if another tool has replaced it without calling it."""
+        with self._lock:
+            method = self._target.__dict__.get("forward")
+            while method is not None and not (isinstance(method, Replacement) and not method.calls.removed):
+                method = getattr(method, "__wrapped__", None)
+            if method is None and not self._calls.removed:
+                self._replacements["forward"] = self._replace("forward")
+
+    def _check_inner(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Called before the model without its head: nobody may lead full prompts around the selection."""
+        headless = module is self._target
+        if not headless and self._calls.session.family.present(kwargs) and not is_called(self._target):
+            raise ValueError(
+                "this call goes around the attached model's `forward`, so nothing would be selected; call the model "
+                "itself, or attach again if another tool has replaced `forward`"
+            )
+
+    def _plain_state(self, module: Any) -> dict[str, Any]:
+        """What `copy` and `pickle` take of a module: all but this attachment."""
+        cls: Any = type(module)
+        state: dict[str, Any] = {**cls.__getstate__(module)}
+        for name in (_STATE, _ENTRY, _HANDLE):
+            state.pop(name, None)
+        for name in _METHODS:
+            if isinstance(method := state.get(name), Replacement) and method.before is _ABSENT:
+                del state[name]  # one that replaced another's becomes that by itself
+        for name in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
+            guard = self._guard and self._guard.id
+            state[name] = type(state[name])((key, hook) for key, hook in state[name].items() if key != guard)
+        return state
 
     @property
     def output(self) -> list[ARRCOCOutput | None]:
-        """The layer's output in the last call, one per picture; None from other selectors."""
+        """The layer's output in this thread's last call, one per picture; None from other selectors."""
         return self._calls.last.outputs
 
     @property
     def kept(self) -> list[tuple[Grid, Ints]]:
-        """For each picture of the last call, its grid and the cells whose tokens stayed."""
+        """For each picture of this thread's last call, its grid and the cells whose tokens stayed."""
         return self._calls.last.kept
 
+    @property
+    def fallbacks(self) -> int:
+        """In how many calls the selection failed, so that all tokens were kept."""
+        return self._calls.fallbacks
+
     def remove(self) -> None:
-        """Restore the model; calling it again does nothing."""
-        for name in _PATCHED:
-            if self._target.__dict__.get(name) is self._replacements[name]:
-                del self._target.__dict__[name]
-                if name in self._before:
-                    self._target.__dict__[name] = self._before[name]
+        """Restore the model; calling it again does nothing. What other tools did to it in the meantime stays."""
+        with self._lock:
+            if self._calls.removed:
+                return
+            self._calls.removed = True
+            _clean(self._target)
+            for module in self._modules:
+                for name in (_STATE, _ENTRY, _HANDLE):
+                    module.__dict__.pop(name, None)
+            if self._guard is not None:
+                self._guard.remove()
 
     def __enter__(self) -> Self:
-        if self._target.__dict__.get("forward") is not self._replacements["forward"]:
+        if self._calls.removed:
             raise ValueError("this handle was removed; call `attach` again")
         return self
 
@@ -146,6 +288,41 @@ class Attachment:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.remove()
+
+
+def _clean(target: Any) -> None:
+    """Take removed replacements off a model."""
+    for name in _METHODS:
+        if isinstance(target.__dict__.get(name), Replacement):
+            method = without_removed(target.__dict__.pop(name))
+            if method is not _ABSENT:
+                target.__dict__[name] = method
+
+
+def detach(model: nn.Module) -> None:
+    """Remove the attachment of a model whose handle was lost; a model without one stays as it is.
+
+    Args:
+        model (`nn.Module`): the model, with or without a wrapper around it.
+
+    Example:
+
+    ```python
+    >>> from arr_coc import ARRCOCQwen, attach, create_selector, detach
+    >>> model = ARRCOCQwen.from_pretrained().model
+    >>> handle = attach(model, create_selector("grid"), budget=4)
+    >>> detach(model)
+    >>> detach(model)  # again: nothing to do
+    >>> "forward" in vars(model)
+    False
+
+    ```
+    """
+    for module in model.modules():
+        handle = module.__dict__.get(_HANDLE)
+        if handle is not None:
+            handle.remove()
+        _clean(module)
 
 
 def attach(
@@ -159,6 +336,7 @@ def attach(
     processor: Any = None,
     on_error: OnError = "full",
     gaze: Gaze | None = None,
+    encoded: Encodings | None = None,
 ) -> Attachment:
     """Let `model(**inputs)` and `model.generate(**inputs)` select visual tokens, until `remove()` or the end of `with`.
 
@@ -166,8 +344,8 @@ def attach(
         model (`nn.Module`): a supported model, with or without PEFT's LoRA around it; only these two methods change.
         selector (`TokenSelector`, `PictureSelector` or `LanguageSelector`): decides which visual tokens stay. With one
             inside the language model (`fastv`), there are logits for the columns that stay, left-padded.
-        mode, budget, query_layers, chat, processor, on_error, gaze: as in [`prepare`]; saccades are cut from the
-            processor's pixels.
+        mode, budget, query_layers, chat, processor, on_error, gaze, encoded: as in [`prepare`]; saccades are cut from
+            the processor's pixels.
 
     Example:
 
@@ -187,5 +365,5 @@ def attach(
     ```
     """
     chat = choose_chat(chat, processor)
-    settings = Settings(mode, budget, None, query_layers, chat, on_error, None, gaze)
+    settings = Settings(mode, budget, None, query_layers, chat, on_error, None, gaze, encoded=encoded)
     return Attachment(model, selector, settings)

@@ -24,8 +24,9 @@ from arr_coc.families.family import Family, IncompleteFamilyError, Inputs, open_
 from arr_coc.gaze.plan import DEFAULT_BUDGET, Gaze
 from arr_coc.inference.arguments import adjust_limits, check_arguments, check_generation, with_full_ids
 from arr_coc.prompting.cache import Holding, calling, cut_of, holding_of, mark_cache
+from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.inside_model import InsideModel, check_decoding, check_inside
-from arr_coc.prompting.layout import Prompt, check_selections
+from arr_coc.prompting.layout import Prompt, check_selections, read_prompt
 from arr_coc.prompting.prune import KeepingAll, Pruning
 from arr_coc.prompting.question import ChatTokens, Ints, choose_chat
 from arr_coc.prompting.resize import SmallerPicture
@@ -34,6 +35,7 @@ from arr_coc.prompting.settings import Mode, OnError, Settings
 from arr_coc.prompting.sharing import select_shared, share_budget
 from arr_coc.prompting.shortening import Kept, Shortening
 from arr_coc.runtime.stopwatch import OFF, Stopwatch
+from arr_coc.runtime.tracing import untraced, untraced_itself
 from arr_coc.selectors.contract import (
     InvalidSelectorError,
     LanguageSelector,
@@ -142,6 +144,7 @@ class Session:
         """Whether tokens are dropped inside the language model rather than from the prompt."""
         return self._inside is not None
 
+    @untraced
     def prepare(self, inputs: Inputs, watch: Stopwatch = OFF) -> Run:
         """Build the shorter prompt, without running the language model.
 
@@ -198,7 +201,7 @@ class Session:
         return SmallerPicture(*arguments, self.selector)
 
     def _attempt(self, choose: Callable[[], None], fallback: str) -> str | None:
-        """Call `choose`. If it fails and `on_error` is `"full"`, log a warning and return the error as text.
+        """Call `choose`. If it fails and `on_error` is not `"raise"`, log a warning and return the error as text.
 
         A selector that does not fit the call and a lack of memory always raise.
         """
@@ -211,6 +214,8 @@ class Session:
                 raise
             # the traceback is for those who ask for it; an error without a text has at least a name
             logger.warning("selection failed, %s: %s", fallback, error, exc_info=logger.isEnabledFor(logging.DEBUG))
+            if callable(self.settings.on_error):
+                self.settings.on_error(error)
             return str(error) or type(error).__name__
         return None
 
@@ -228,6 +233,7 @@ class Session:
             return self.forward({**inputs, "logits_to_keep": 1}, watch)
         return self.prepare(inputs, watch)
 
+    @untraced_itself
     def forward(self, arguments: Inputs, watch: Stopwatch = OFF) -> Run:
         """Call the model on the shorter prompt. A call that continues from an earlier cache may have no picture.
 
@@ -245,6 +251,7 @@ class Session:
         _mark(getattr(run.result, "past_key_values", None), run.holding)
         return run
 
+    @untraced_itself
     def generate(self, arguments: Inputs, watch: Stopwatch = OFF) -> Run:
         """Generate from the shorter prompt. The result begins with the full prompt, as the model's own would.
 
@@ -289,6 +296,7 @@ class Session:
         _mark(arguments.get("past_key_values"), run.holding)
         return run
 
+    @untraced
     def _continue(self, arguments: Inputs, holding: Holding) -> dict[str, Any]:
         """Arguments of a further turn, whose ids begin with the full prompt that a cache holds shortened."""
         ids: Tensor = arguments["input_ids"]
@@ -309,6 +317,7 @@ class Session:
         passed = {name: value for name, value in arguments.items() if name not in described}
         return passed | holding.extend(self.family, text)
 
+    @untraced
     def _continue_by_hand(self, arguments: Inputs, holding: Holding) -> dict[str, Any]:
         """Arguments of a forward pass that adds tokens `[B, n]` to a cache."""
         if self.family.present(arguments):
@@ -334,6 +343,7 @@ class Session:
                 "lengths; start the next turn without `past_key_values`"
             )
 
+    @untraced_itself
     def _call(self, call: Callable[..., Any], run: Run, options: dict[str, Any] | None = None) -> Any:
         """Call the model; a selector inside the language model drops tokens during this call."""
         arguments = {**run.inputs, **(options or {})}
@@ -342,6 +352,7 @@ class Session:
                 return call(**arguments)
             return self._call_inside(self._inside, call, run, arguments)
 
+    @untraced_itself
     def _call_inside(
         self, selector: LanguageSelector, call: Callable[..., Any], run: Run, arguments: dict[str, Any]
     ) -> Any:
@@ -420,6 +431,7 @@ def prepare(
     on_error: OnError = "full",
     images: Sequence[Image.Image | Tensor] | None = None,
     gaze: Gaze | None = None,
+    encoded: Encodings | None = None,
 ) -> dict[str, Any]:
     """Shorten a prompt to the visual tokens that a selector keeps, as ordinary arguments for the model.
 
@@ -439,12 +451,15 @@ def prepare(
             with its vocabulary, else those of the tokenizer beside the model's weights. A chat that is not understood
             is read as one turn, with a warning in the log.
         processor (`ProcessorMixin` or tokenizer, *optional*): the model's; its tokenizer knows the chat markers.
-        on_error (`str`, *optional*, defaults to `"full"`): if the selection itself fails, `"full"` warns and keeps all
-            tokens, `"raise"` raises. Invalid arguments always raise.
+        on_error (`str` or `Callable`, *optional*, defaults to `"full"`): if the selection itself fails, `"full"` warns
+            and keeps all tokens, `"raise"` raises. A function is called with the exception, and then all tokens are
+            kept; what it raises is raised. Invalid arguments always raise.
         images (`Sequence[PIL.Image.Image | Tensor]`, *optional*): for `"saccade"`, the original pictures in the order
             of the prompt, RGB, or `[3, H, W]` of bytes. Cells are cut from them at their own resolution; the
             processor's pixels only hold their places. By default cells are cut from the processor's pixels.
         gaze (`Gaze`, *optional*): for `"saccade"`, how tokens are shared between gestalt and saccades.
+        encoded (`Encodings`, *optional*): what was encoded of the same pictures, from [`encode`]; what this question
+            encodes is added to it.
 
     Returns:
         `dict`: for `model(**kwargs)` or `model.generate(**kwargs)`. Use it once and before the next `prepare`: beam
@@ -462,9 +477,49 @@ def prepare(
     ```
     """
     chat = choose_chat(chat, processor)
-    settings = Settings(mode, budget, query, query_layers, chat, on_error, images, gaze)
+    settings = Settings(mode, budget, query, query_layers, chat, on_error, images, gaze, encoded=encoded)
     session = Session(open_family(model), selector, settings)
     if session.inside:
         name = selector_name(selector)
         raise ValueError(f"{name!r} acts inside the language model, so the prompt stays as it is; use `attach`")
     return session.prepare(inputs).inputs
+
+
+@torch.no_grad()
+def encode(model: nn.Module, inputs: Inputs, selector: Selector | None = None) -> Encodings:
+    """Encode the pictures of a prompt once, for any number of questions about them.
+
+    Args:
+        model (`nn.Module`): a supported model.
+        inputs (`Mapping`): the processor's output.
+        selector (`Selector`, *optional*): records the encoder layers that it reads.
+
+    Returns:
+        `Encodings`: for [`prepare`] and [`attach`], with prompts that have the same pictures in the same order.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+    >>> from arr_coc import create_selector, encode, prepare
+    >>> tiny = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    >>> vision, text = CLIPVisionConfig(image_size=56, patch_size=14, **tiny), LlamaConfig(vocab_size=64, **tiny)
+    >>> config = LlavaConfig(vision_config=vision, text_config=text, image_token_id=5)
+    >>> model = LlavaForConditionalGeneration(config).eval()
+    >>> inputs = {"input_ids": torch.tensor([[7] + [5] * 16 + [8, 9]]), "pixel_values": torch.rand(1, 3, 56, 56)}
+    >>> seen = encode(model, inputs)
+    >>> for question in ([8, 9], [10, 11, 12]):
+    ...     asked = {**inputs, "input_ids": torch.tensor([[7] + [5] * 16 + question])}
+    ...     short = prepare(model, asked, create_selector("grid"), budget=4, encoded=seen)
+    >>> seen.calls
+    1
+
+    ```
+    """
+    family, encodings = open_family(model), Encodings()
+    prompt = read_prompt(family, inputs)
+    encodings.check([(span.kind, span.grid) for span in prompt.spans])
+    for kind in family.present(inputs):
+        encodings.full(family, inputs, kind, getattr(selector, "encoder_layers", ()))
+    return encodings
