@@ -8,18 +8,19 @@ import json
 import logging
 import os
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from huggingface_hub.utils.logging import set_verbosity as set_hub_verbosity
 from safetensors import SafetensorError
 from torch import nn
 from transformers.utils.import_utils import is_torchvision_available
 
 from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, EMBEDDED_SELECTOR, ARRCOCConfig
-from arr_coc.families.family import Family, family_class
+from arr_coc.families.family import family_class
 from arr_coc.realizing import ARRCOCLayer
 from arr_coc.runtime.hub import CONFIG_NAME, UnreachableError, find_file
 from arr_coc.selectors.contract import Selector
@@ -37,6 +38,14 @@ SCOPE = (
 # The folder of the LoRA adapter that was trained with a selector, beside that selector.
 ADAPTER = "adapter"
 _HUB = ("revision", "cache_dir", "local_files_only", "token")
+# What transformers raises for configs and weights that make no sense.
+_UNREADABLE = (
+    *(OSError, ValueError, RuntimeError, TypeError, LookupError, AttributeError),
+    *(SafetensorError, StrictDataclassError),
+)
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+# Old checkpoints hold these buffers, which models now compute from their config.
+_COMPUTED = (".inv_freq", ".position_ids")
 
 
 def quiet_loading() -> None:
@@ -64,7 +73,7 @@ def load_processor(directory_or_id: str | Path, **hub: Any) -> Any:
 
     ```
     """
-    cls = getattr(transformers, _find_family(directory_or_id, hub).processor_class)
+    cls = getattr(transformers, family_class(_load_config(directory_or_id, hub).model_type).processor_class)
     # not `AutoProcessor`, which silently returns a bare tokenizer if it does not know the class
     if "video_processor" not in inspect.signature(cls.__init__).parameters:
         return _load(cls, directory_or_id, hub)
@@ -87,27 +96,113 @@ def without_clips(cls: type[Any]) -> type[Any]:
 
 
 def load_model(directory_or_id: str | Path, **kwargs: Any) -> nn.Module:
-    """Load a supported model; others are refused before their weights are read. Keywords are transformers'."""
+    """Load a supported model from safetensors. Keywords are transformers'.
+
+    Others are refused before their weights are read, and so are pickled weights. Weights that are missing, unexpected
+    or of another shape are refused by their names.
+    """
     dtype = kwargs.get("dtype")
     if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ValueError(f"`dtype` must be 'auto' or one of torch's, such as 'bfloat16', got {dtype!r}")
-    _find_family(directory_or_id, {name: kwargs[name] for name in _HUB if name in kwargs})
-    model: nn.Module = _load(transformers.AutoModelForImageTextToText, directory_or_id, kwargs).eval()
-    return model
+    if kwargs.get("use_safetensors") is False or kwargs.get("gguf_file") is not None:
+        raise ValueError("only safetensors are read; leave out `use_safetensors=False` and `gguf_file`")
+    hub = {name: kwargs[name] for name in _HUB if name in kwargs}
+    config = _load_config(directory_or_id, hub)
+    family_class(config.model_type)
+    _check_weights(directory_or_id, getattr(config, "transformers_weights", None), kwargs.get("variant"), hub)
+    # mismatched sizes are not ignored: with this they are listed like the rest
+    listed = {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    model, report = _load(transformers.AutoModelForImageTextToText, directory_or_id, {**kwargs, **listed})
+    _check_report(directory_or_id, report)
+    opened: nn.Module = model.eval()
+    return opened
 
 
-def _find_family(directory_or_id: str | Path, hub: dict[str, Any]) -> type[Family]:
+def _check_weights(
+    directory_or_id: str | Path, named: str | None = None, variant: str | None = None, hub: dict[str, Any] | None = None
+) -> None:
+    """Raise `ValueError` unless a model's weights are safetensors in its own folder. No weights are opened.
+
+    Args:
+        directory_or_id (`str` or `Path`): as in [`load_processor`].
+        named (`str`, *optional*): the file that the config names.
+        variant (`str`, *optional*): as in transformers.
+        hub: as in [`load_processor`].
+    """
+    place = EMBEDDED_MODEL if str(directory_or_id) == EMBEDDED else str(directory_or_id)
+    local, hub = os.path.isdir(place), hub or {}
+    ending = f".{variant}" if variant else ""
+    names = [named] if named else [f"model{ending}.safetensors", f"model.safetensors.index{ending}.json"]
+    if not all(_is_inside(name, (".safetensors", ".json")) for name in names):
+        raise _refused(directory_or_id, f"its config names {named}, which is no safetensors file in its folder")
+    if _find(place, "adapter_config.json", hub) is not None:
+        raise _refused(directory_or_id, "it is a LoRA adapter; merge it into its base and save that")
+    if local and not any(os.path.isfile(os.path.join(place, name)) for name in names):
+        pickled = sorted(path.name for path in Path(place).iterdir() if path.suffix in _PICKLED)
+        hint = f"; {pickled[0]} is pickled, which is not read: save it again as safetensors" if pickled else ""
+        raise _refused(directory_or_id, f"it has no {' or '.join(names)}{hint}")
+    index = _find(place, names[-1], hub) if names[-1].endswith(".json") else None
+    if index is None:
+        return  # all in one file
+    try:
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        raise _refused(directory_or_id, f"{names[-1]} is not an index of weights") from None
+    for shard in sorted(shards, key=str):
+        if not _is_inside(shard, (".safetensors",)):
+            raise _refused(directory_or_id, f"{names[-1]} names {shard}, which is no safetensors file in its folder")
+        if local and not os.path.isfile(os.path.join(place, shard)):
+            raise _refused(directory_or_id, f"{names[-1]} names {shard}, which is missing")
+
+
+def _find(place: str, name: str, hub: dict[str, Any]) -> Path | None:
+    try:
+        return find_file(place, name, hub)
+    except OSError:
+        return None
+
+
+def _is_inside(name: Any, endings: tuple[str, ...]) -> bool:
+    """Whether this is the name of a file inside a folder, with one of these endings."""
+    if not isinstance(name, str) or not name.endswith(endings):
+        return False
+    return not any(
+        path.is_absolute() or path.drive or ".." in path.parts for path in (PurePosixPath(name), PureWindowsPath(name))
+    )
+
+
+def _check_report(directory_or_id: str | Path, report: dict[str, Any]) -> None:
+    """Raise `ValueError` for weights that transformers did not find, did not use, or that have another shape."""
+    wrong = {
+        "missing": report["missing_keys"],
+        "unexpected": [name for name in report["unexpected_keys"] if not name.endswith(_COMPUTED)],
+        "of another shape": [name for name, *_ in report["mismatched_keys"]],
+    }
+    parts = []
+    for kind, names in wrong.items():
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            parts.append(f"{kind}: {', '.join(sorted(names)[:3])}{more}")
+    if parts:
+        raise _refused(directory_or_id, f"its weights do not fit its config.json; {'; '.join(parts)}")
+
+
+def _refused(directory_or_id: str | Path, reason: str) -> ValueError:
+    return ValueError(f"{directory_or_id} cannot be opened as a model: {reason}")
+
+
+def _load_config(directory_or_id: str | Path, hub: dict[str, Any]) -> Any:
     name = str(directory_or_id)
     if name != EMBEDDED and _is_bare_name(name):
         raise ValueError(f"there is no directory {name!r}, and a Hub id has a slash, as in Qwen/Qwen3-VL-2B-Instruct")
-    return family_class(_load(transformers.AutoConfig, directory_or_id, hub).model_type)
+    return _load(transformers.AutoConfig, directory_or_id, hub)
 
 
 def _load(cls: Any, directory_or_id: str | Path, kwargs: dict[str, Any]) -> Any:
     place = EMBEDDED_MODEL if str(directory_or_id) == EMBEDDED else str(directory_or_id)
     try:
         return cls.from_pretrained(place, **kwargs)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except _UNREADABLE as error:
         reason = " ".join(str(error).split()).split(". ")[0]
         raise ValueError(f"{directory_or_id} cannot be opened as {_noun(cls)}: {reason}") from None
 
@@ -156,6 +251,10 @@ def load_adapter(model: nn.Module, selector: str | Path, **hub: Any) -> nn.Modul
         from peft import PeftModel
     except ImportError:
         raise ValueError(f"{selector} was trained with LoRA, which needs peft; install arr-coc[train]") from None
+    try:
+        find_file(selector, f"{ADAPTER}/adapter_model.safetensors", hub)
+    except OSError:
+        raise ValueError(f"the LoRA adapter of {selector} has no adapter_model.safetensors; save it again") from None
     source = {"model_id": str(selector), "subfolder": ADAPTER, **hub}
     if Path(selector).is_dir():
         source = {"model_id": str(Path(selector) / ADAPTER)}
