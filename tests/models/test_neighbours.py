@@ -1,5 +1,6 @@
 """Other tools around an attached model, in either order: it selects while attached and is plain afterwards."""
 
+import contextlib
 import copy
 import functools
 import pickle
@@ -8,9 +9,11 @@ import types
 
 import pytest
 import torch
+import transformers
 from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
 from accelerate.utils import extract_model_from_parallel
 from simple_selector import GREEDY, ByScore, state_of
+from tiny_directory import make_tokenizer
 from tiny_models import FAMILIES, IMAGE_PROMPT, TWO_IMAGES, inputs_for, tiny_model
 
 from arr_coc import TokenSelector, attach, detach, prepare
@@ -270,3 +273,117 @@ def test_the_record_belongs_to_the_thread_of_the_call():
         assert len(run.kept) in (1, 2)  # this thread made no call: the latest of all, as after a streaming thread
     assert errors == []
     assert seen == {1: [(1, 1)] * calls, 2: [(2, 2)] * calls}
+
+
+def read_lengths(model):
+    """A list to which every pass of the language model adds the number of columns that it reads."""
+    read = []
+    model.model.language_model.register_forward_pre_hook(
+        lambda module, args, kwargs: read.append(kwargs["inputs_embeds"].shape[1]), with_kwargs=True
+    )
+    return read
+
+
+def labelled(data):
+    labels = data["input_ids"].clone()
+    labels[:, :-3] = -100
+    return {**data, "labels": labels}
+
+
+def open_trainer(cls, model, data, directory, **settings):
+    settings = {"use_cpu": True, "report_to": [], "max_steps": 2, "per_device_train_batch_size": 1, **settings}
+    settings |= {"output_dir": str(directory), "save_strategy": "no", "disable_tqdm": True}
+    settings |= {"remove_unused_columns": False, "dataloader_pin_memory": False}
+    # the collator delivers the batch: rows only count it
+    if cls is transformers.Trainer:
+        args, extra = transformers.TrainingArguments(**settings), {"train_dataset": [{"input_ids": [1]}] * 4}
+    else:
+        trl = pytest.importorskip("trl", reason="comes with the dev extra")
+        rows = pytest.importorskip("datasets").Dataset.from_list([{"input_ids": [1]}] * 4)
+        cls, extra = trl.SFTTrainer, {"processing_class": make_tokenizer(), "train_dataset": rows}
+        args = trl.SFTConfig(**settings, dataset_kwargs={"skip_prepare_dataset": True}, max_length=None)
+    return cls(model=model, args=args, data_collator=lambda batch: labelled(data), **extra)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the trainers
+@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
+@pytest.mark.parametrize("trainer", [transformers.Trainer, "trl"], ids=["Trainer", "SFTTrainer"])
+@pytest.mark.parametrize("order", ["attach first", "trainer first", "trained inside"])
+def test_trainers(family, model, data, tmp_path, trainer, order, bf16):
+    expected, read = short(model, data), read_lengths(model)
+    if order == "trainer first":
+        opened = open_trainer(trainer, model, data, tmp_path, bf16=bf16)
+        with attach(model, ByScore(), budget=BUDGET, on_error="raise"):
+            opened.train()
+    elif order == "attach first":
+        with attach(model, ByScore(), budget=BUDGET, on_error="raise"):
+            open_trainer(trainer, model, data, tmp_path, bf16=bf16).train()
+    else:  # training, attached for one of two runs
+        opened = open_trainer(trainer, model, data, tmp_path, bf16=bf16)
+        opened.train()
+        assert set(read) == {full(data)}
+        read.clear()
+        with attach(model, ByScore(), budget=BUDGET, on_error="raise"):
+            opened.train()
+    assert set(read) == {expected}
+    read.clear()
+    with torch.no_grad():
+        model.eval()(**data)
+    assert read == [full(data)]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("attached", ["wrapper", "base", "after"])
+def test_lora_and_a_fused_head(data, family, tmp_path, attached):
+    peft = pytest.importorskip("peft", reason="comes with the dev extra")
+    model = tiny_model(family)
+    expected, read = short(model, data), read_lengths(model)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    adapted = peft.get_peft_model(model, config)
+    if attached == "after":
+        trainer = open_trainer("trl", adapted, data, tmp_path)
+    with attach(model if attached == "base" else adapted, ByScore(), budget=BUDGET, on_error="raise"):
+        if attached != "after":
+            trainer = open_trainer("trl", adapted, data, tmp_path)
+        # older PEFT calls the base's `forward` directly, where the fused head stands alone: that is refused
+        with contextlib.suppress(ValueError) if attached == "base" else contextlib.nullcontext():
+            trainer.train()
+        assert set(read) <= {expected}
+        assert read or attached == "base"
+    read.clear()
+    with torch.no_grad():
+        adapted.eval()(**data)
+    assert read == [full(data)]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of Dynamo
+@pytest.mark.parametrize("order", ["compile first", "attach first"])
+@pytest.mark.parametrize("way", ["torch.compile", "model.compile"])
+@torch.no_grad()
+def test_compiled_models_select_and_stay_compiled(family, model, data, way, order):
+    counters = torch._dynamo.utils.counters["stats"]
+    torch._dynamo.reset()
+
+    def compiled():
+        if way == "torch.compile":
+            return torch.compile(model, backend="eager")
+        model.compile(backend="eager")
+        return model
+
+    with attach(model, ByScore(), budget=BUDGET, on_error="raise"):
+        expected, out = model(**data).logits, model.generate(**data, **GREEDY)
+    plain = model(**data).logits
+    opened = compiled() if order == "compile first" else None
+    counters.clear()
+    with attach(model, ByScore(), budget=BUDGET, on_error="raise") as run:
+        opened = compiled() if opened is None else opened
+        torch.testing.assert_close(opened(**data).logits, expected, atol=1e-4, rtol=1e-4)
+        assert counters["calls_captured"] > 100  # the operations of the model's layers
+        assert torch.equal(opened.generate(**data, **GREEDY), out)
+        assert [len(cells) for _, cells in run.kept] == [BUDGET]
+    counters.clear()
+    torch.testing.assert_close(opened(**data).logits, plain, atol=1e-4, rtol=1e-4)
+    assert counters["calls_captured"] > 100
