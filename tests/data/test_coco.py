@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import random
 from collections import Counter
 
@@ -99,3 +100,9 @@ def test_wrong_data_is_named_in_one_line(folder, tmp_path):
     packed.write_bytes(b"no json")
     with pytest.raises(ValueError, match="cannot be read as COCO's JSON"):
         read_photos(folder, packed)
+
+
+def test_a_pipe_in_the_place_of_annotations_is_refused_unopened(tmp_path):
+    os.mkfifo(tmp_path / "instances.json")
+    with pytest.raises(ValueError, match="is not a file; give COCO's JSON"):
+        read_photos(tmp_path)

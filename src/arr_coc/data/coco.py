@@ -102,6 +102,8 @@ def _find_annotations(folder: Path) -> Path:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    if path.exists() and not path.is_file():  # a pipe would never end
+        raise ValueError(f"{path} is not a file; give COCO's JSON")
     try:
         data = path.read_bytes()
         content = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
