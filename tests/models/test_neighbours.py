@@ -3,20 +3,33 @@
 import contextlib
 import copy
 import functools
+import inspect
 import pickle
 import threading
 import types
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from accelerate import cpu_offload
 from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
 from accelerate.utils import extract_model_from_parallel
 from simple_selector import GREEDY, ByScore, state_of
-from tiny_directory import make_tokenizer
+from tiny_directory import make_tokenizer, photo, processed, write_checkpoint
 from tiny_models import FAMILIES, IMAGE_PROMPT, TWO_IMAGES, inputs_for, tiny_model
 
-from arr_coc import TokenSelector, attach, detach, prepare
+from arr_coc import (
+    ARRCOCConfig,
+    ARRCOCLayer,
+    ARRCOCQwen,
+    TokenSelector,
+    attach,
+    create_selector,
+    detach,
+    prepare,
+)
+from arr_coc.inference.load import load_selector
 
 BUDGET = 4
 
@@ -387,3 +400,142 @@ def test_compiled_models_select_and_stay_compiled(family, model, data, way, orde
     counters.clear()
     torch.testing.assert_close(opened(**data).logits, plain, atol=1e-4, rtol=1e-4)
     assert counters["calls_captured"] > 100
+
+
+def test_layers_and_inputs_go_where_an_offloaded_model_computes(model, data, family):
+    layer = ARRCOCLayer(ARRCOCConfig.for_model(model))
+    with torch.no_grad(), attach(model, layer, budget=BUDGET, on_error="raise"):
+        expected = model(**data).logits
+    cpu_offload(model, execution_device="cpu")
+    assert model.device.type == "meta"
+    assert next(load_selector("arr-coc", model).parameters()).device.type == "cpu"
+    with torch.no_grad(), attach(model, layer, budget=BUDGET, on_error="raise") as run:
+        assert run.device == next(layer.parameters()).device == torch.device("cpu")
+        assert torch.equal(model(**data).logits, expected)
+
+
+@pytest.fixture(scope="module", name="directory")
+def make_directory(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(directory)
+    return directory
+
+
+@pytest.fixture(name="vlm")
+def open_vlm(directory):
+    return ARRCOCQwen.from_pretrained(directory, "arr-coc", budget=9)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the trainer
+def test_a_trainer_trains_the_selector_of_the_one_object(vlm, directory, tmp_path):
+    data = dict(processed(vlm.processor, [photo(96, 64)]))
+    before = [parameter.clone() for parameter in vlm.selector.parameters()]
+    trainer = open_trainer(transformers.Trainer, vlm, data, tmp_path, gradient_checkpointing=True, learning_rate=1e-2)
+    trainer.train()
+    assert trainer.label_names == ["labels"]
+    assert any(not torch.equal(*pair) for pair in zip(before, vlm.selector.parameters(), strict=True))
+    assert trainer.evaluate([{"input_ids": [1]}])["eval_loss"] > 0
+    vlm.save_pretrained(tmp_path / "trained")
+    again = ARRCOCQwen.from_pretrained(tmp_path / "trained", budget=9)
+    assert again.model.config.name_or_path == str(directory)
+    for mine, saved in zip(vlm.selector.parameters(), again.selector.parameters(), strict=True):
+        assert torch.equal(mine, saved)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_pipeline_answers_as_the_object_itself(vlm):
+    pipe = transformers.pipeline("image-text-to-text", model=vlm, processor=vlm.processor)
+    content = [{"type": "image", "image": photo(96, 64)}, {"type": "text", "text": "what color is it?"}]
+    options = {"max_new_tokens": 4, "do_sample": False}
+    [said] = pipe(text=[{"role": "user", "content": content}], return_full_text=False, generate_kwargs=options)
+    assert [output.num_kept.item() for output in vlm.output] == [9]
+    assert said["generated_text"].strip() == vlm.answer(photo(96, 64), "what color is it?", max_new_tokens=4).text
+
+
+def test_what_the_base_knows_shows_through(vlm):
+    assert vlm.dtype == vlm.model.dtype == torch.float32
+    vlm.generation_config = transformers.GenerationConfig(max_new_tokens=3, eos_token_id=None, pad_token_id=0)
+    assert vlm.model.generation_config.max_new_tokens == 3
+    data = processed(vlm.processor, [photo(96, 64)])
+    assert vlm.generate(**data, do_sample=False).shape[1] == full(data) + 3
+    vlm.gradient_checkpointing_enable()
+    assert vlm.is_gradient_checkpointing
+    vlm.gradient_checkpointing_disable()
+    assert not vlm.model.is_gradient_checkpointing
+    with pytest.raises(AttributeError, match="'ARRCOCQwen' object has no attribute 'generate_batch'"):
+        vlm.generate_batch  # noqa: B018  # it would read all tokens
+    for name in ("forward", "generate"):
+        assert getattr(ARRCOCQwen, name).__doc__
+        assert inspect.signature(getattr(vlm, name)) == inspect.signature(getattr(vlm.model, name))
+
+
+@torch.no_grad()
+def test_the_object_can_be_copied_and_pickled(vlm):
+    data = processed(vlm.processor, [photo(96, 64)])
+    pickled = pickle.dumps(vlm)
+    expected = vlm(**data).logits
+    for twin in (pickle.loads(pickled), copy.deepcopy(vlm)):
+        assert torch.equal(twin(**data).logits, expected)
+        assert twin.answer(photo(96, 64), "what?", max_new_tokens=2).tokens.used == 9
+        for parameter in twin.model.parameters():
+            parameter.zero_()
+        assert twin(**data).logits.abs().max() == 0
+    assert torch.equal(vlm(**data).logits, expected)
+
+
+def test_the_object_is_saved_and_opened_again(vlm, directory, tmp_path, monkeypatch):
+    plain = vlm.selector.config
+    vlm.save_pretrained(tmp_path / "alone")
+    assert {path.name for path in (tmp_path / "alone").iterdir()} == {"config.json", "model.safetensors"}
+    vlm.save_pretrained(tmp_path / "whole", save_base=True)
+    assert vlm.selector.config == plain
+    for place, base in (("alone", directory), ("whole", tmp_path / "whole" / "base")):
+        again = ARRCOCQwen.from_pretrained(tmp_path / place, budget=9)
+        assert again.model.config.name_or_path == str(base)
+        assert again.answer(photo(96, 64), "what?", max_new_tokens=2).tokens.used == 9
+    calls = {}
+
+    class Api:
+        def __init__(self, token=None):
+            calls["token"] = token
+
+        def create_repo(self, repo_id, **options):
+            calls["repo"] = repo_id
+
+        def upload_folder(self, *, repo_id, folder_path, commit_message):
+            calls["files"] = {path.name for path in Path(folder_path).iterdir()}
+            return types.SimpleNamespace(commit_url="https://hub/commit")
+
+    monkeypatch.setattr("arr_coc.inference.answer.HfApi", Api)
+    assert vlm.push_to_hub("me/selector") == "https://hub/commit"
+    assert calls == {"token": None, "repo": "me/selector", "files": {"config.json", "model.safetensors"}}
+    vlm.selector = create_selector("grid")
+    with pytest.raises(ValueError, match=r"'grid' has no weights to save; open it by name: from_pretrained\(base, 'gr"):
+        vlm.save_pretrained(tmp_path / "grid")
+    assert not (tmp_path / "grid").exists()
+    nameless = ARRCOCQwen(vlm.model, vlm.processor, ARRCOCLayer(ARRCOCConfig.for_model(vlm.model)))
+    nameless.model.config.name_or_path = ""
+    with pytest.raises(ValueError, match="was not opened by a name, so it must be saved too; pass save_base=True"):
+        nameless.save_pretrained(tmp_path / "nameless")
+
+
+def test_a_trained_adapter_is_saved_with_the_object(directory, tmp_path):
+    peft = pytest.importorskip("peft", reason="comes with the dev extra")
+    vlm = ARRCOCQwen.from_pretrained(directory, "arr-coc", budget=9)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    adapted = ARRCOCQwen(peft.get_peft_model(vlm.model, config).eval(), vlm.processor, vlm.selector, budget=9)
+    data = processed(vlm.processor, [photo(96, 64)])
+    adapted.save_pretrained(tmp_path)
+    again = ARRCOCQwen.from_pretrained(tmp_path, budget=9)
+    with torch.no_grad():
+        assert torch.equal(again(**data).logits, adapted(**data).logits)
+    with pytest.raises(ValueError, match="merge it first, or drop save_base"):
+        adapted.save_pretrained(tmp_path, save_base=True)
+
+
+def test_failures_of_answers_are_counted(vlm):
+    vlm.selector = Failing()
+    vlm.answer(photo(96, 64), "what?", max_new_tokens=2)
+    vlm.inspect(photo(96, 64), "what?")
+    vlm(**processed(vlm.processor, [photo(96, 64)]))
+    assert vlm.fallbacks == 3

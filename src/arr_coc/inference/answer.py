@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from huggingface_hub import HfApi
 from numpy.typing import NDArray
 from torch import nn
 
-from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, Grid, PromptBudget
+from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, ARRCOCConfig, Grid, PromptBudget
 from arr_coc.families.family import open_family
 from arr_coc.gaze.plan import Gaze
 from arr_coc.inference.attach import Calls, Replacement
 from arr_coc.inference.conversation import Conversation, share_pixels
 from arr_coc.inference.load import (
+    ADAPTER,
     find_base,
     has_adapter,
     load_adapter,
@@ -30,11 +33,25 @@ from arr_coc.inference.session import Run, Session
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.question import ChatTokens
 from arr_coc.prompting.settings import Mode, OnError, Settings
+from arr_coc.realizing import ARRCOCLayer
 from arr_coc.runtime.stopwatch import Stopwatch
+from arr_coc.runtime.tensors import input_device
 from arr_coc.selectors.contract import Selector
 from arr_coc.selectors.output import ARRCOCOutput
+from arr_coc.selectors.registry import selector_name
 from arr_coc.selectors.rules import FullSelector
 
+# What trainers, pipelines and users ask of a model. Not all its attributes: some of its methods would select nothing.
+_BASE_NAMES = frozenset(
+    (
+        *("dtype", "name_or_path", "main_input_name", "input_modalities", "hf_device_map", "get_memory_footprint"),
+        *("generation_config", "can_generate", "get_input_embeddings", "get_output_embeddings"),
+        *("supports_gradient_checkpointing", "is_gradient_checkpointing", "gradient_checkpointing_enable"),
+        *("gradient_checkpointing_disable", "enable_input_require_grads", "disable_input_require_grads"),
+        *("is_quantized", "hf_quantizer", "quantization_method", "num_parameters", "floating_point_ops"),
+        *("accepts_loss_kwargs", "warnings_issued"),
+    )
+)
 AnswerMode = Literal["full", "prune", "weight", "saccade"]
 STAGES = ("encode", "select", "prefill", "decode")
 
@@ -82,6 +99,25 @@ class Answer:
 
     def __str__(self) -> str:
         return self.text
+
+
+class _Method:
+    """A method that shows the base model's signature, which trainers and `generate` inspect."""
+
+    def __init__(self, name: str, doc: str) -> None:
+        def function(self: ARRCOCQwen, *args: Any, labels: Any = None, **kwargs: Any) -> Any:
+            if labels is not None:
+                kwargs["labels"] = labels
+            return getattr(self, name)(*args, **kwargs)
+
+        function.__name__, function.__doc__ = name, doc
+        self.name, self.function, self.__doc__ = name, function, doc
+
+    def __get__(self, vlm: ARRCOCQwen | None, owner: type[ARRCOCQwen]) -> Any:
+        if vlm is None:  # the class, where trainers look for `labels`
+            return self.function
+        plain = vlm.model.__call__ if self.name == "forward" else vlm.model.generate
+        return Replacement(vlm.model, self.name, vlm._calls, plain)
 
 
 class ARRCOCQwen(nn.Module):
@@ -144,19 +180,20 @@ class ARRCOCQwen(nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "selector":  # use the property: torch would accept modules only
             object.__setattr__(self, name, value)
+        elif name in _BASE_NAMES:
+            setattr(self.model, name, value)
         else:
             super().__setattr__(name, value)
 
-    # These show the base model's signatures, which trainers and `generate` inspect.
-    @property
-    def forward(self) -> Any:  # type: ignore[override]
-        """The base model's `forward` on the tokens that the selector keeps."""
-        return Replacement(self.model, "forward", self._calls, self.model.__call__)
+    def __getattr__(self, name: str) -> Any:
+        if name in _BASE_NAMES:
+            return getattr(self.model, name)
+        return super().__getattr__(name)
 
-    @property
-    def generate(self) -> Any:
-        """The base model's `generate` on the tokens that the selector keeps; the result has the full prompt."""
-        return Replacement(self.model, "generate", self._calls)
+    forward: Any = _Method("forward", "The base model's `forward` on the tokens that the selector keeps.")
+    generate: Any = _Method(
+        "generate", "The base model's `generate` on the tokens that the selector keeps; the result has the full prompt."
+    )
 
     @property
     def config(self) -> Any:
@@ -165,9 +202,13 @@ class ARRCOCQwen(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The device of the base model's first weights."""
-        device: torch.device = self.model.device
-        return device
+        """Where the base model takes its inputs."""
+        return input_device(self.model)
+
+    @property
+    def fallbacks(self) -> int:
+        """In how many calls the selection failed, so that all tokens were kept."""
+        return self._calls.fallbacks
 
     @classmethod
     def from_pretrained(
@@ -219,9 +260,52 @@ class ARRCOCQwen(nn.Module):
         loaded = load_selector(selector, model, **hub)
         return cls(model, processor, loaded, mode=mode, budget=budget, query_layers=query_layers, on_error=on_error)
 
+    def save_pretrained(self, directory: str | Path, *, save_base: bool = False) -> None:
+        """Save what [`~ARRCOCQwen.from_pretrained`] needs to open this again: the selector, with its base's name.
+
+        A LoRA adapter on the base is saved beside the selector. The base itself is not: it is opened by its name.
+
+        Args:
+            directory (`str` or `Path`): created if missing.
+            save_base (`bool`, *optional*, defaults to `False`): also save the base and its processor, in the folder
+                `base`, which is then opened instead; for a base that was trained or has no name.
+        """
+        selector, adapted = self.selector, hasattr(self.model, "peft_config")
+        if not isinstance(selector, ARRCOCLayer):
+            name = selector_name(selector)
+            raise ValueError(f"{name!r} has no weights to save; open it by name: from_pretrained(base, {name!r})")
+        base = ARRCOCConfig.for_model(self.model).base_model_name_or_path
+        if not base and not save_base:
+            raise ValueError("the base model was not opened by a name, so it must be saved too; pass save_base=True")
+        if adapted and save_base:
+            raise ValueError("the base has a LoRA adapter, which is saved by itself; merge it first, or drop save_base")
+        directory = Path(directory)
+        config, named = selector.config, replace(selector.config, base_model_name_or_path=base)
+        try:
+            selector.config = named
+            selector.save_pretrained(directory)
+        finally:
+            selector.config = config
+        if adapted:
+            self.model.save_pretrained(directory / ADAPTER)
+        if save_base:
+            self.model.save_pretrained(directory / "base")
+            self.processor.save_pretrained(directory / "base")
+
+    def push_to_hub(
+        self, repo_id: str, *, save_base: bool = False, private: bool | None = None, token: str | bool | None = None
+    ) -> str:
+        """Upload what [`~ARRCOCQwen.save_pretrained`] saves; returns the URL of the commit."""
+        with TemporaryDirectory() as directory:
+            self.save_pretrained(directory, save_base=save_base)
+            api = HfApi(token=token)
+            api.create_repo(repo_id, private=private, exist_ok=True)
+            message = f"Upload {type(self).__name__} with arr-coc"
+            return str(api.upload_folder(repo_id=repo_id, folder_path=directory, commit_message=message).commit_url)
+
     @property
     def output(self) -> list[ARRCOCOutput | None]:
-        """The layer's output in the last `forward` or `generate`, one per picture; None from other selectors."""
+        """The layer's output in this thread's last `forward` or `generate`, one per picture; None from others."""
         return self._calls.last.outputs
 
     @torch.no_grad()
@@ -338,6 +422,7 @@ class ARRCOCQwen(nn.Module):
         return mode, session, inputs
 
     def _make_answer(self, run: Run, mode: AnswerMode, text: str) -> Answer:
+        self._calls.count(run)
         strategy, reason = explain(run, mode)
         tokenizer = self.processor.tokenizer
         return Answer(

@@ -20,6 +20,7 @@ from arr_coc.prompting.cache import calling, is_called
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.question import ChatTokens, Ints, choose_chat
 from arr_coc.prompting.settings import Mode, OnError, Settings
+from arr_coc.runtime.tensors import input_device
 from arr_coc.runtime.tracing import untraced, untraced_itself
 from arr_coc.selectors.contract import Selector
 from arr_coc.selectors.output import ARRCOCOutput
@@ -61,12 +62,16 @@ class Calls:
         run: Run = getattr(self._of_thread, "run", self._latest)
         return run
 
-    @untraced
-    def record(self, run: Run) -> None:
-        """Remember what a call selected; count it if its selection failed."""
+    def count(self, run: Run) -> None:
+        """Count a call if its selection failed."""
         if run.failure is not None:
             with self._lock:
                 self.fallbacks += 1
+
+    @untraced
+    def record(self, run: Run) -> None:
+        """Remember what a call selected; count it if its selection failed."""
+        self.count(run)
         if run.kept:  # empty if this call only decoded another token, or was a further turn
             # without arguments and result: they would stay in memory as long as the thread
             self._of_thread.run = self._latest = Run({}, outputs=run.outputs, kept=run.kept, failure=run.failure)
@@ -171,13 +176,17 @@ def _as_it_is(method: Any) -> Any:
 
 
 class Attachment:
-    """The handle that [`attach`] returns, also a context manager."""
+    """The handle that [`attach`] returns, also a context manager. `device` is where the model takes its inputs."""
 
     def __init__(self, model: nn.Module, selector: Selector, settings: Settings) -> None:
         family = open_family(model)
         self._target: Any = family.target
         if _HANDLE in self._target.__dict__:
             raise ValueError("this model is already attached; call `remove()` on the earlier handle or `detach(model)`")
+        self.device = input_device(self._target)
+        for part in (selector, getattr(selector, "beside", None)):
+            if isinstance(part, nn.Module):
+                part.to(self.device)
         self._methods = [name for name in _METHODS if hasattr(type(self._target), name)]
         generate = self._generate if "generate" in self._methods else None
         self._calls = Calls(Session(family, selector, settings, self._forward, generate))
@@ -343,7 +352,8 @@ def attach(
     Args:
         model (`nn.Module`): a supported model, with or without PEFT's LoRA around it; only these two methods change.
         selector (`TokenSelector`, `PictureSelector` or `LanguageSelector`): decides which visual tokens stay. With one
-            inside the language model (`fastv`), there are logits for the columns that stay, left-padded.
+            inside the language model (`fastv`), there are logits for the columns that stay, left-padded. A layer is
+            moved to the model's device.
         mode, budget, query_layers, chat, processor, on_error, gaze, encoded: as in [`prepare`]; saccades are cut from
             the processor's pixels.
 

@@ -23,6 +23,7 @@ from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, EMBEDDED_SELECTOR, ARRCOCCo
 from arr_coc.families.family import family_class
 from arr_coc.realizing import ARRCOCLayer
 from arr_coc.runtime.hub import CONFIG_NAME, UnreachableError, find_file
+from arr_coc.runtime.tensors import input_device
 from arr_coc.selectors.contract import Selector
 from arr_coc.selectors.registry import UnknownSelectorError, create_selector, list_selectors
 
@@ -92,7 +93,15 @@ def without_clips(cls: type[Any]) -> type[Any]:
     def init(self: Any, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None) -> None:
         cls.__init__(self, image_processor, tokenizer, None, chat_template=chat_template)
 
-    return type(cls.__name__, (cls,), {"__init__": init})
+    def reduce(self: Any) -> tuple[Any, ...]:  # pickle would look for the class by its name
+        return _make_without_clips, (cls,), self.__dict__
+
+    return type(cls.__name__, (cls,), {"__init__": init, "__reduce__": reduce})
+
+
+def _make_without_clips(cls: type[Any]) -> Any:
+    made: Any = without_clips(cls)
+    return made.__new__(made)
 
 
 def load_model(directory_or_id: str | Path, **kwargs: Any) -> nn.Module:
@@ -345,8 +354,7 @@ def load_selector(selector: str | Path | Selector | None, model: nn.Module, **hu
             if width != wanted:
                 raise ValueError(f"the selector was made for models of width {width}, this one has {wanted}")
         if isinstance(part, nn.Module):
-            device: Any = model.device
-            part.to(device)
+            part.to(input_device(model))
     result: Selector = loaded
     return result
 

@@ -1,4 +1,4 @@
-"""Tensor helpers: a cache for constant tensors (grids, kernels, orders), and row normalisation."""
+"""Tensor helpers: a cache for constant tensors (grids, kernels, orders), row normalisation, a model's device."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, wraps
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor
@@ -75,3 +75,15 @@ def unit_rows(x: Tensor) -> Tensor:
     length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
     inverse = torch.where(length > 0, length, 1.0).reciprocal().clamp(max=6e4)
     return x * inverse.to(x.dtype)
+
+
+def input_device(model: Any) -> torch.device:
+    """Where a model of transformers takes its inputs, also if it is offloaded, so that its weights are on `meta`."""
+    embeddings = model.get_input_embeddings()
+    for weight in embeddings.parameters():
+        if weight.device.type != "meta":
+            found: torch.device = weight.device
+            return found
+    device = getattr(getattr(embeddings, "_hf_hook", None), "execution_device", None)  # accelerate's
+    real = (weight.device for weight in model.parameters() if weight.device.type != "meta")
+    return torch.device(device) if device is not None else next(real, torch.device("cpu"))
