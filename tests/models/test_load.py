@@ -15,6 +15,8 @@ from arr_coc import ARRCOCQwen
 from arr_coc.config import EMBEDDED_MODEL
 from arr_coc.inference.load import load_adapter, load_model
 
+pytestmark = pytest.mark.slow
+
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 

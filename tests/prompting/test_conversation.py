@@ -43,7 +43,9 @@ def questions(family, spec):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", ["arr-coc", "visionzip", "grid", "fastv"])
+@pytest.mark.parametrize(
+    "name", ["arr-coc", *(pytest.param(name, marks=pytest.mark.slow) for name in ("visionzip", "grid", "fastv"))]
+)
 @torch.no_grad()
 def test_shared_encodings_change_nothing(family, name, monkeypatch):
     model = tiny_model(family)
@@ -95,6 +97,7 @@ def test_pictures_of_other_sizes_are_refused():
         prepare(model, inputs_for("qwen3_vl", [("image", (1, 4, 4)), ("text", 3)]), ByScore(), encoded=seen)
 
 
+@pytest.mark.slow
 def test_a_conversation_encodes_once_and_answers_as_single_questions_do(vlm):
     page = vlm.look(EXAMPLES / "page.png", remember=False)
     for question in PAGE:
@@ -105,6 +108,7 @@ def test_a_conversation_encodes_once_and_answers_as_single_questions_do(vlm):
     assert page.encoder_calls == 1
 
 
+@pytest.mark.slow
 def test_turns_stay_in_the_prompt(vlm):
     page = vlm.look(EXAMPLES / "page.png")
     first = page.ask(PAGE[0], max_new_tokens=12)

@@ -23,6 +23,8 @@ from arr_coc.inference.messages import count_text, make_inputs, make_messages
 from arr_coc.prompting.question import ChatTokens, find_question
 from arr_coc.training.answers import make_batch
 
+pytestmark = pytest.mark.slow
+
 PLAIN = "what color is the small dog?"
 SECOND_TURN = "what color?<|im_end|>\n<|im_start|>assistant\nred<|im_end|>\n<|im_start|>user\nis it a dog?"
 INJECTED = [
