@@ -349,8 +349,8 @@ def attach(
 ) -> Attachment:
     """Let `model(**inputs)` and `model.generate(**inputs)` select visual tokens, until `remove()` or the end of `with`.
 
-    Other tools may wrap or replace `forward` before or in the meantime (trainers, accelerate, PEFT): the model selects as
-    long as it is attached, and not afterwards. `torch.compile` compiles the model, not the selection, so that
+    Other tools (trainers, accelerate, PEFT) may wrap or replace `forward` before or in the meantime: the model selects
+    as long as it is attached, and not afterwards. `torch.compile` compiles the model, not the selection, so that
     `fullgraph=True` is impossible. Copies and pickles of the model are not attached.
 
     Args:
