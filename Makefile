@@ -35,7 +35,7 @@ test-fast: $(VENV)/dev.stamp  ## the tests to run while editing (under 90 second
 	$(BIN)/python -m pytest -q -n 2 -m "$(HERE) and not slow"
 
 test-lowest: $(LOWEST)/stamp  ## the invariants at the lowest versions that pyproject.toml promises
-	$(LOWEST)/bin/python -m pytest -q -n 2 -m "$(HERE) and not slow" tests/idea tests/selectors tests/models tests/apps
+	$(LOWEST)/bin/python -m pytest -q -n 2 -m "$(HERE) and not slow" tests/idea tests/selectors tests/prompting tests/models tests/apps
 
 golden: $(VENV)/dev.stamp  ## make the golden record again and compare (ARGS=--write: write it)
 	$(BIN)/python tests/golden/record.py $(ARGS)
