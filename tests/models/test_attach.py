@@ -516,3 +516,27 @@ def test_processors_and_criteria_see_the_full_prompt(opened, beams):
     assert seen
     assert all(seen)
     assert out.shape[1] == prompt.shape[1] + 2
+
+
+@torch.no_grad()
+def test_logits_can_stand_where_the_full_labels_are(opened):
+    family, model = opened
+    data = inputs_for(family, IMAGE_PROMPT, TWO_IMAGES)
+    labels = data["input_ids"].masked_fill(data["attention_mask"] == 0, -100)
+    labels[torch.isin(labels, torch.tensor([IMAGE]))] = -100
+    with attach(model, ByScore(), budget=3, on_error="raise"):
+        short = model(**data)
+        loss = model(**data, labels=labels).loss
+    with attach(model, ByScore(), budget=3, on_error="raise", full_logits=True):
+        full = model(**data, labels=labels)
+        last = model(**data, logits_to_keep=1).logits
+    assert full.logits.shape[:2] == data["input_ids"].shape
+    assert torch.equal(full.logits[:, -4:], short.logits[:, -4:])
+    torch.testing.assert_close(last, short.logits[:, -1:])
+    torch.testing.assert_close(full.loss, loss)
+    # a loss of one's own: the same where no label follows a picture directly
+    follows = torch.isin(data["input_ids"][:, :-1], torch.tensor([IMAGE]))
+    wanted = labels[:, 1:].masked_fill(follows, -100)
+    own = torch.nn.functional.cross_entropy(full.logits[:, :-1].float().mT, wanted, ignore_index=-100)
+    assert torch.isfinite(own)
+    assert (full.logits[data["input_ids"] == IMAGE] == 0).all()

@@ -27,7 +27,7 @@ PUBLIC = {
     "TokenSelector": "()",
     "VisualQuery": "(tokens, grid, words, cells, picture, attention_reader, key_reader, deepstack, details)",
     "__version__": "str",
-    "attach": "(model, selector, *, mode, budget, query_layers, chat, processor, on_error, gaze, encoded)",
+    "attach": "(model, selector, *, mode, budget, query_layers, chat, processor, on_error, gaze, encoded, full_logits)",
     "create_selector": "(name, **kwargs)",
     "detach": "(model)",
     "encode": "(model, inputs, selector)",

@@ -76,3 +76,23 @@ def with_full_ids(function: Callable[..., Any], prompt: Tensor, length: int) -> 
         return function(torch.cat([prompts, input_ids[:, length:]], dim=1), scores, **kwargs)
 
     return call
+
+
+def scatter_logits(logits: Tensor, short: Inputs, full: Inputs, visual: Tensor) -> Tensor:
+    """Logits `[B, L, V]` at the columns of the full prompt, from those `[B, L', V]` of the shorter one.
+
+    Text is in both prompts in the same order. Columns of pictures and padding are zero; labels ignore them.
+
+    Args:
+        logits (`Tensor` of shape `[B, L', V]`): of the shorter prompt.
+        short, full (`Mapping`): both prompts, with `input_ids` and perhaps `attention_mask`.
+        visual (`Tensor`): ids of visual tokens.
+    """
+    text = []
+    for prompt in (short, full):
+        ids, mask = prompt["input_ids"], prompt.get("attention_mask")
+        is_text = ~torch.isin(ids, visual)
+        text.append(is_text if mask is None else is_text & mask.bool())
+    scattered = logits.new_zeros(*full["input_ids"].shape, logits.shape[-1])
+    scattered[text[1]] = logits[text[0]]
+    return scattered

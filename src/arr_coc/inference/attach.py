@@ -346,6 +346,7 @@ def attach(
     on_error: OnError = "full",
     gaze: Gaze | None = None,
     encoded: Encodings | None = None,
+    full_logits: bool = False,
 ) -> Attachment:
     """Let `model(**inputs)` and `model.generate(**inputs)` select visual tokens, until `remove()` or the end of `with`.
 
@@ -360,6 +361,9 @@ def attach(
             moved to the model's device.
         mode, budget, query_layers, chat, processor, on_error, gaze, encoded: as in [`prepare`]; saccades are cut from
             the processor's pixels.
+        full_logits (`bool`, *optional*, defaults to `False`): put `forward`'s logits at the columns of the full prompt,
+            with zeros for pictures and padding, for losses and metrics that compare them with the full labels. The
+            model's own loss does not need this. It takes as much memory as the full prompt's logits.
 
     Example:
 
@@ -379,5 +383,7 @@ def attach(
     ```
     """
     chat = choose_chat(chat, processor)
-    settings = Settings(mode, budget, None, query_layers, chat, on_error, None, gaze, encoded=encoded)
+    settings = Settings(
+        mode, budget, None, query_layers, chat, on_error, None, gaze, encoded=encoded, full_logits=full_logits
+    )
     return Attachment(model, selector, settings)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from arr_coc.config import PromptBudget
 from arr_coc.families.family import Family, IncompleteFamilyError, Inputs, open_family
 from arr_coc.gaze.plan import DEFAULT_BUDGET, Gaze
-from arr_coc.inference.arguments import adjust_limits, check_arguments, check_generation, with_full_ids
+from arr_coc.inference.arguments import adjust_limits, check_arguments, check_generation, scatter_logits, with_full_ids
 from arr_coc.prompting.cache import Holding, calling, cut_of, holding_of, mark_cache
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.inside_model import InsideModel, check_decoding, check_inside
@@ -249,6 +249,11 @@ class Session:
         with watch.stage("prefill"):
             run.result = self._call(self._forward, run)
         _mark(getattr(run.result, "past_key_values", None), run.holding)
+        logits = getattr(run.result, "logits", None)
+        # with `logits_to_keep` there are fewer columns, which are the last of both prompts
+        if self.settings.full_logits and run.holding and logits is not None and logits.shape[1] == run.holding.length:
+            visual = torch.tensor([self.family.token_id(kind) for kind in self.family.kinds], device=logits.device)
+            run.result.logits = scatter_logits(logits, run.inputs, arguments, visual)
         return run
 
     @untraced_itself

@@ -36,6 +36,7 @@ class Settings:
     gaze: Gaze | None = None
     details: bool = False
     encoded: Encodings | None = None
+    full_logits: bool = False
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
