@@ -400,6 +400,7 @@ def test_ask_answers_and_says_what_it_cost(pictures, checkpoint):
     assert 0.6 < faded.mean() < 0.9  # three quarters were not read
 
 
+@pytest.mark.slow
 def test_ask_as_json_has_these_fields(pictures, checkpoint):
     facts = json.loads(ask(checkpoint, pictures / "scene.png", QUESTION, "--json", "--budget", "40").stdout)
     assert list(facts) == [
@@ -469,6 +470,7 @@ def ask_embedded(*arguments):
     return result
 
 
+@pytest.mark.slow
 def test_ask_says_what_happened_in_every_mode():
     pruned = ask_embedded("--overlay", "seen.png", "-v")
     assert pruned.stdout.startswith("WZZTC\n")
@@ -533,6 +535,7 @@ def sparing(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_budget_saved_with_a_selector_is_used_unless_another_is_given(sparing):
     own = ask_embedded("--selector", sparing)
     assert rows_of(own.stdout.split("\n", 1)[1])["tokens"] == "14 of 140 (budget 0.1)"
@@ -545,6 +548,7 @@ def test_the_budget_saved_with_a_selector_is_used_unless_another_is_given(sparin
     assert (given["tokens"]["used"], given["budget"]) == (70, 0.5)
 
 
+@pytest.mark.slow
 def test_saccades_have_a_budget_of_their_own(sparing):
     facts = json.loads(invoke("ask", NEEDLE, SIGN, "--mode", "saccade", "--selector", sparing, "--json").stdout)
     assert (facts["tokens"], facts["budget"]) == ({"full": 1024, "used": 529}, 529)
@@ -559,11 +563,11 @@ def embedded():
     ("selector", "mode", "budget"),
     [
         (None, "prune", None),
-        (None, "prune", "20"),
+        pytest.param(None, "prune", "20", marks=pytest.mark.slow),
         pytest.param(None, "saccade", None, marks=pytest.mark.slow),
         (None, "saccade", "0.3"),
         pytest.param(None, "weight", None, marks=pytest.mark.slow),
-        ("visionzip", "prune", None),
+        pytest.param("visionzip", "prune", None, marks=pytest.mark.slow),
         ("fastv", "prune", "0.1"),
     ],
 )

@@ -31,6 +31,8 @@ from arr_coc import (
 )
 from arr_coc.inference.load import load_selector
 
+pytestmark = pytest.mark.slow  # quick ones of each folder run in the fast suite
+
 BUDGET = 4
 
 

@@ -76,6 +76,7 @@ def tuned(tmp_path_factory):
     return place, {name: value.clone() for name, value in model.state_dict().items() if "lora_" in name}
 
 
+@pytest.mark.slow
 def test_a_run_with_lora_is_opened_with_its_lora(tuned):
     place, matrices = tuned
     opened = ARRCOCQwen.from_pretrained(place)

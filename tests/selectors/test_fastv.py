@@ -30,6 +30,8 @@ from arr_coc.prompting.cache import calling
 from arr_coc.prompting.inside_model import InsideModel
 from arr_coc.prompting.layout import read_prompt
 
+pytestmark = pytest.mark.slow  # quick ones of each folder run in the fast suite
+
 WORDS = GREEDY["suppress_tokens"][-1] + 1
 # as long as IMAGE_PROMPT, with a smaller picture: no padding, and other numbers of tokens to keep
 AS_LONG = [("text", 12), ("image", (1, 8, 8)), ("text", 6)]

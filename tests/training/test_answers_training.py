@@ -26,6 +26,8 @@ from arr_coc.training.estimators import ESTIMATORS, EstimatingSelector, gumbel_t
 from arr_coc.training.schedule import BudgetPlan
 from arr_coc.training.trainer import train
 
+pytestmark = pytest.mark.slow  # quick ones of each folder run in the fast suite
+
 ONE = "0.0625"  # of sixteen tokens
 
 

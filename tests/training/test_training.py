@@ -250,6 +250,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint(cache, tmp_path, monkeypatch
     assert same(weights(run(tmp_path / "out", cache, resume=True)), weights(run(tmp_path / "again", cache)))
 
 
+@pytest.mark.slow
 def test_a_run_is_not_overwritten_by_accident(cache, tmp_path):
     run(tmp_path / "out", cache, 4)
     with pytest.raises(ValueError, match="holds a run that was begun"):
