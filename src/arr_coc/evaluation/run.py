@@ -109,14 +109,6 @@ def run_contender(
     return session.generate({**inputs, "max_new_tokens": opened.max_new_tokens, "do_sample": False})
 
 
-def count_read(family: Family, run: Run) -> list[int]:
-    """Visual tokens that each row of a batch read, one picture per row."""
-    if run.inside_layer is not None:
-        return [len(cells) for _, cells in run.kept]
-    counts: list[int] = (run.inputs["input_ids"] == family.token_id("image")).sum(dim=1).tolist()
-    return counts
-
-
 def measure_looking(item: Example, kept: tuple[Grid, Ints] | None, output: ARRCOCOutput | None) -> dict[str, Any]:
     """Measure kept cells and relevance against an item's boxes; if these were missed, name the scorer that misled."""
     measures: dict[str, Any] = {}
@@ -182,8 +174,7 @@ def run_task(
                 run = run_contender(opened, family, inputs, contender, budget, task.metric is not None)
                 answers = None if run.generated is None else decode(opened.processor, run.generated)
                 drawn = [first + number < DRAWN for number in range(len(items))]
-                read = count_read(family, run)
-                store.add(_records(task, items, contender, budget, run, answers, read, full, drawn))
+                store.add(_records(task, items, contender, budget, run, answers, full, drawn))
                 progress(len(items))
 
 
@@ -194,7 +185,6 @@ def _records(
     budget: str,
     run: Run,
     answers: Sequence[str] | None,
-    read: Sequence[int],
     full: Sequence[int],
     drawn: Sequence[bool],
 ) -> Iterator[Record]:
@@ -207,7 +197,7 @@ def _records(
         facts |= measure_looking(item, kept, run.outputs[row])
         if drawn[row] and kept is not None:
             facts |= {"grid": list(kept[0][1:]), "kept": _bits(*kept)}
-        yield Record(task.name, item.id, contender.name, budget, read[row], full[row], **facts)
+        yield Record(task.name, item.id, contender.name, budget, run.used_counts[row], full[row], **facts)
 
 
 def _bits(grid: Grid, cells: Ints) -> str:

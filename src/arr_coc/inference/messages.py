@@ -115,12 +115,13 @@ def make_inputs(
             otherwise the prompt ends where the model's answer begins.
     """
     hidden, reader = _read_texts_plainly(processor, conversations)
+    side = {} if answered else {"padding_side": "left"}  # generation continues at the last column
     inputs = reader.apply_chat_template(
         hidden,
         add_generation_prompt=not answered,
         tokenize=True,
         return_dict=True,
-        processor_kwargs={"padding": True, "return_tensors": "pt"},
+        processor_kwargs={"padding": True, "return_tensors": "pt", **side},
     ).to(device)
     if dtype is not None and "pixel_values" in inputs:
         inputs["pixel_values"] = inputs["pixel_values"].to(dtype)

@@ -59,8 +59,8 @@ class Run:
             if all tokens stay.
         outputs (`list[ARRCOCOutput | None]`): the layer's output for each picture; None from other selectors.
         kept (`list[tuple[Grid, ndarray]]`): for each picture, its grid and the cells whose tokens were read.
-        full, used (`int`): number of visual tokens in the full prompt, and of those read. If tokens are dropped inside
-            the language model, `used` counts those that reach its later layers.
+        full_counts, used_counts (`list[int]`): for each picture, its number of visual tokens in the full prompt, and of
+            those read. If tokens are dropped inside the language model, the latter reach its later layers.
         question (`list[Tensor]`): token ids `[Q]` of each row's question.
         failure (`str`, *optional*): the error, if the selection failed and all tokens were kept.
         inside_layer (`int`, *optional*): the decoder layer after which tokens were dropped, if they were dropped inside
@@ -79,8 +79,8 @@ class Run:
     budget: PromptBudget | None = None
     outputs: list[ARRCOCOutput | None] = field(default_factory=list)
     kept: Kept = field(default_factory=list)
-    full: int = 0
-    used: int = 0
+    full_counts: list[int] = field(default_factory=list)
+    used_counts: list[int] = field(default_factory=list)
     question: list[Tensor] = field(default_factory=list)
     failure: str | None = None
     inside_layer: int | None = None
@@ -89,6 +89,40 @@ class Run:
     generated: Tensor | None = None
     prompt: Prompt | None = field(default=None, repr=False)
     holding: Holding | None = field(default=None, repr=False)
+
+    @property
+    def full(self) -> int:
+        """Number of visual tokens in the full prompt."""
+        return sum(self.full_counts)
+
+    @property
+    def used(self) -> int:
+        """Number of visual tokens that were read."""
+        return sum(self.used_counts)
+
+    def split(self, rows: int) -> list[Run]:
+        """The record of each row of a batch. The times are those of the batch."""
+        places: list[list[int]] = [[] for _ in range(rows)]  # of the pictures of each row
+        for place, span in enumerate([] if self.prompt is None else self.prompt.spans):
+            places[span.row].append(place)
+        return [
+            Run(
+                inputs={},
+                mode=self.mode,
+                selector=self.selector,
+                budget=self.budget,
+                outputs=[self.outputs[place] for place in own],
+                kept=[self.kept[place] for place in own],
+                full_counts=[self.full_counts[place] for place in own],
+                used_counts=[self.used_counts[place] for place in own],
+                question=self.question[row : row + 1],
+                failure=self.failure,
+                inside_layer=self.inside_layer,
+                milliseconds=self.milliseconds,
+                generated=None if self.generated is None else self.generated[row : row + 1],
+            )
+            for row, own in enumerate(places)
+        ]
 
 
 def check_selector(selector: object) -> None:
@@ -176,8 +210,8 @@ class Session:
             budget=self._budget(),
             outputs=short.outputs,
             kept=short.kept,
-            full=short.full,
-            used=short.used,
+            full_counts=short.full,
+            used_counts=short.used,
             question=steps.question,
             failure=failure,
             milliseconds=watch.milliseconds,
@@ -210,10 +244,10 @@ class Session:
         except Exception as error:
             if self.settings.on_error == "raise":
                 raise
+            if callable(self.settings.on_error):
+                self.settings.on_error(error)  # if it raises, there is no fallback to tell of
             # the traceback is for those who ask for it; an error without a text has at least a name
             logger.warning("selection failed, %s: %s", fallback, error, exc_info=logger.isEnabledFor(logging.DEBUG))
-            if callable(self.settings.on_error):
-                self.settings.on_error(error)
             return str(error) or type(error).__name__
         return None
 
@@ -376,7 +410,7 @@ class Session:
         with InsideModel(self.family, selector, run.prompt, choose) as inside:
             result = call(**arguments)
         if inside.kept:  # empty if this call only decoded another token
-            run.kept, run.used = inside.kept, sum(len(cells) for _, cells in inside.kept)
+            run.kept, run.used_counts = inside.kept, [len(cells) for _, cells in inside.kept]
             run.failure, run.inside_layer = failures[0], selector.layer
         return result
 

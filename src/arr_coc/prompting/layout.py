@@ -50,9 +50,9 @@ class Prompt:
     labels: Ints | None = None
 
     @property
-    def count(self) -> int:
-        """Number of visual tokens."""
-        return sum(len(span.columns) for span in self.spans)
+    def counts(self) -> list[int]:
+        """Number of visual tokens of each picture."""
+        return [len(span.columns) for span in self.spans]
 
     def last_columns(self) -> Ints:
         """Column `[B]` of the last token of each row."""

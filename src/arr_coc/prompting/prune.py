@@ -105,7 +105,7 @@ class Pruning(Shortening):
         )  # fmt: skip
         outputs = [selection.output for selection in self.selections]
         kept = [(span.grid, cells) for span, cells in zip(self.prompt.spans, self.chosen, strict=True)]
-        return Shortened(inputs, outputs, kept, self.prompt.count, sum(map(len, self.chosen)), holding)
+        return Shortened(inputs, outputs, kept, self.prompt.counts, list(map(len, self.chosen)), holding)
 
 
 class KeepingAll(Shortening):

@@ -68,7 +68,7 @@ class SmallerPicture(Pruning):
 
     def build(self) -> Shortened:
         """Build the prompt; `full` counts the tokens of the original pictures."""
-        return super().build()._replace(full=self.full_prompt.count)
+        return super().build()._replace(full=self.full_prompt.counts)
 
 
 def resize_prompt(family: Family, inputs: Inputs, prompt: Prompt, grids: Sequence[Grid]) -> dict[str, Any]:

@@ -128,7 +128,7 @@ class Saccading(Shortening):
             for grid, plan, saccades in zip(self.grids, self.plans, self.saccades, strict=True)
         ]
         outputs = [None if selection is None else selection.output for selection in self.windows]
-        return Shortened(inputs, outputs, kept, sum(map(cell_count, self.grids)), sum(map(len, chosen)), holding)
+        return Shortened(inputs, outputs, kept, list(map(cell_count, self.grids)), list(map(len, chosen)), holding)
 
 
 class _Saccades(NamedTuple):

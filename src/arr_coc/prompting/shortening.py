@@ -31,15 +31,15 @@ class Shortened(NamedTuple):
         outputs (`list[ARRCOCOutput | None]`): the layer's output for each picture, images before clips; None from
             other selectors.
         kept (`list[tuple[Grid, ndarray]]`): for each picture, its grid and the cells whose tokens stayed.
-        full, used (`int`): number of visual tokens in the full prompt, and in this one.
+        full, used (`list[int]`): for each picture, its number of visual tokens in the full prompt, and in this one.
         holding (`Holding`, *optional*): what a cache that this prompt fills will hold; None if it is the full prompt.
     """
 
     inputs: dict[str, Any]
     outputs: list[ARRCOCOutput | None]
     kept: Kept
-    full: int
-    used: int
+    full: list[int]
+    used: list[int]
     holding: Holding | None = None
 
 
@@ -83,8 +83,8 @@ class Shortening(ABC):
     def keep_all(self) -> Shortened:
         """The full prompt, unchanged."""
         kept: Kept = [(span.grid, np.arange(cell_count(span.grid))) for span in self.prompt.spans]
-        total = self.prompt.count
-        return Shortened(dict(self.inputs), [None] * len(kept), kept, total, total)
+        counts = self.prompt.counts
+        return Shortened(dict(self.inputs), [None] * len(kept), kept, counts, counts)
 
     def _embed_question(self, inputs: Inputs, prompt: Prompt) -> list[Tensor]:
         """Find each row's question and return its embeddings `[Q, D]`."""
