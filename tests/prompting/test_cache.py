@@ -10,9 +10,11 @@ from tiny_models import (
     CLIP,
     FAMILIES,
     FIRST_WORD,
+    HIDDEN,
     IMAGE,
     IMAGE_PROMPT,
     QWEN,
+    SMALL,
     TWO_IMAGES,
     inputs_for,
     tiny_model,
@@ -20,6 +22,11 @@ from tiny_models import (
 from transformers import DynamicCache
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer, attach, create_selector
+from arr_coc.families import open_family
+from arr_coc.families.family import Encoded, read_levels
+from arr_coc.inference.session import Session
+from arr_coc.prompting.cache import Role, append, calling, drop, holding_of, mark_cache, text_piece, visual_piece
+from arr_coc.prompting.settings import Settings
 
 TURN = torch.arange(FIRST_WORD, FIRST_WORD + 7)[None]
 
@@ -206,3 +213,248 @@ def test_crops_count_the_full_prompt(opened):
         fresh = DynamicCache()
         model.generate(**data, **GREEDY, past_key_values=fresh)
         assert torch.equal(again, model.generate(**turn, **GREEDY, past_key_values=fresh))
+
+
+def levels_of(family):
+    """How many DeepStack levels a family has."""
+    return 2 if family.config.model_type.startswith("qwen3_vl") else 0
+
+
+class Transcript:
+    """All that one row of a cache ever read, and when which of it was hidden. The reference reads it in one pass."""
+
+    def __init__(self, family, row, holding, output):
+        self.family, self.next = family, int(holding.next_position[row])
+        valid = holding.mask[row].bool()
+        self.ids, self.positions = holding.short_ids[row][valid], holding.positions[:, row][:, valid]
+        visual = holding.short_ids == family.token_id("image")
+        counts = visual.sum(dim=1).tolist()
+        self.levels = [torch.split(level, counts)[row] for level in read_levels(output)]
+        self.alive, self.hidden = list(range(len(self.ids))), []
+
+    def add(self, ids, positions=None, levels=None):
+        if positions is None:
+            positions = (self.next + torch.arange(len(ids))).expand(len(self.positions), -1)
+        if levels is None:
+            self.next = int(positions.max()) + 1
+        else:
+            self.levels = [torch.cat(pair) for pair in zip(self.levels, levels, strict=True)]
+        self.alive += range(len(self.ids), len(self.ids) + len(ids))
+        self.ids, self.positions = torch.cat([self.ids, ids]), torch.cat([self.positions, positions], dim=1)
+
+    def drop(self, keep):
+        """Hide tokens of those that are alive, from everything that is read later."""
+        gone = [column for column, stays in zip(self.alive, keep, strict=True) if not stays]
+        self.alive = [column for column in self.alive if column not in gone]
+        self.hidden.append((len(self.ids), gone))
+
+    def logits(self, model, hide=True, true_positions=True):
+        count = len(self.ids)
+        mask = torch.ones(count, count).tril().bool()
+        for time, gone in self.hidden if hide else ():
+            mask[time:, gone] = False
+        positions, ones = self.positions, torch.ones(1, count, dtype=torch.long)
+        if not true_positions:
+            positions = torch.arange(count).expand_as(positions)
+        features = self.family.wrap([self.levels[0]], [[level] for level in self.levels[1:]])
+        return model(
+            input_ids=self.ids[None],
+            attention_mask=torch.zeros(1, 1, count, count).masked_fill(~mask, torch.finfo(torch.float).min),
+            mm_encoder_outputs={"image": features},
+            use_cache=False,
+            **self.family.place(ones, positions[:, None], torch.tensor([self.next])),
+        ).logits[0, -1]
+
+    def decode(self, model, count):
+        tokens = []
+        for _ in range(count):
+            logits = self.logits(model)
+            logits[GREEDY["suppress_tokens"]] = -torch.inf
+            tokens.append(logits.argmax())
+            self.add(tokens[-1][None])
+        return torch.stack(tokens)
+
+
+class Reading:
+    """A cache and the transcript of each of its rows, which go through the same changes."""
+
+    def __init__(self, name, *specs):
+        self.model, self.chance = tiny_model(name), torch.Generator().manual_seed(3)
+        self.family = open_family(self.model)
+        session = Session(self.family, ByScore(), Settings(budget=3, on_error="raise"))
+        run = session.prepare(inputs_for(name, *specs))
+        with calling(self.model):
+            self.cache = self.model(**run.inputs, use_cache=True).past_key_values
+        mark_cache(self.cache, run.holding)
+        output = run.inputs["mm_encoder_outputs"]["image"]
+        self.rows = [Transcript(self.family, row, run.holding, output) for row in range(len(specs))]
+
+    def look_and_ask(self, counts, question, start=None, decode=False):
+        """Add this many cells to each row, then the question; returns arguments and what the cache then holds."""
+        depth, positions, encoded = len(self.rows[0].positions), [], []
+        for count, row in zip(counts, self.rows, strict=True):
+            positions.append(torch.randint(2, 9, (depth, count), generator=self.chance))
+            levels = [torch.randn(count, HIDDEN, generator=self.chance) for _ in range(1 + levels_of(self.family))]
+            encoded.append(Encoded(levels[0], tuple(levels[1:])))
+            row.add(torch.full((count,), IMAGE), positions[-1], levels)
+        cells = [torch.arange(count) for count in counts]
+        places = None
+        if start is not None:
+            places = (torch.tensor(start)[:, None] + torch.arange(question.shape[1])).expand(depth, -1, -1)
+        for number, row in enumerate(self.rows):
+            row.add(question[number], None if places is None else places[:, number])
+        pieces = visual_piece(self.family, encoded, positions, cells), text_piece(question, positions=places)
+        return append(self.family, self.cache, *pieces, decode=decode)
+
+    def read(self, *args, **kwargs):
+        arguments, holding = self.look_and_ask(*args, **kwargs)
+        with calling(self.model):
+            logits = self.model(**arguments).logits[:, -1]
+        mark_cache(self.cache, holding)
+        return logits
+
+    def drop(self, keep):
+        valid = holding_of(self.cache).mask.bool()
+        for row, (stays, real) in zip(self.rows, zip(keep, valid, strict=True), strict=True):
+            row.drop(stays[real])
+        drop(self.family, self.cache, keep)
+
+    def check(self, logits):
+        for row, found in zip(self.rows, logits, strict=True):
+            torch.testing.assert_close(found, row.logits(self.model), rtol=1e-4, atol=1e-4)
+            for control in ({"hide": False}, {"true_positions": False}):
+                if row.hidden or "hide" not in control:
+                    assert not torch.allclose(found, row.logits(self.model, **control), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "qwen3_vl_moe"])
+@pytest.mark.parametrize("counts", [[3], [2, 4], [3, 0]])
+@torch.no_grad()
+def test_looking_again_and_again_equals_one_pass_with_a_mask(name, counts):
+    """Cells and question are added, covered tokens and the question dropped, then more is added: a loop of looks."""
+    reading = Reading(name, *[IMAGE_PROMPT, SMALL][: len(counts)])
+    question = torch.arange(FIRST_WORD, FIRST_WORD + 4).expand(len(counts), -1)
+    start = holding_of(reading.cache).next_position.tolist()
+    reading.check(reading.read(counts, question))
+    for again in range(2):
+        holding = holding_of(reading.cache)
+        keep = torch.ones_like(holding.mask, dtype=torch.bool)
+        keep[:, -4:] = False  # the question
+        for row, roles in enumerate(holding.roles):
+            cells = (roles == Role.CELL).nonzero()[:, 0]
+            keep[row, cells[: 1 + row - again]] = False  # rows drop different numbers
+        length = holding.length
+        reading.drop(keep)
+        held = holding_of(reading.cache)
+        assert held.length == reading.cache.get_seq_length() == reading.cache.get_seq_length(2) < length
+        assert torch.equal(held.next_position, holding.next_position)
+        reading.check(reading.read(counts[::-1], question + again + 1, start))
+    arguments, holding = reading.look_and_ask(counts, question, decode=True)
+    with calling(reading.model):
+        out = reading.model.generate(**arguments, **GREEDY)
+    assert torch.equal(out[:, holding.length :], torch.stack([row.decode(reading.model, 6) for row in reading.rows]))
+
+
+@torch.no_grad()
+def test_crops_copies_and_refusals_after_more_was_added(opened):
+    name, _ = opened
+    reading = Reading(name, IMAGE_PROMPT)
+    family, cache = reading.family, reading.cache
+    question = TURN[:, :3]
+    arguments, holding = reading.look_and_ask([2], question, decode=True)
+    with calling(reading.model):
+        first = reading.model.generate(**arguments, **GREEDY)
+    keep = torch.ones(1, holding.length - 5, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"10 generated tokens .* remove them with `cache.crop\(-10\)`"):
+        drop(family, cache, keep)  # 2 cells, 3 words and 5 tokens; nobody said what they are
+    mark_cache(cache, holding)
+    with pytest.raises(ValueError, match="has 5 generated tokens"):
+        append(family, cache, text_piece(question))
+    cache.crop(-5)
+    copied = copy.deepcopy(cache)
+    keep = torch.ones(1, holding.length, dtype=torch.bool)
+    for wrong, message in ((keep[:, 1:], "`keep` must have the shape"), (~keep, "leaves no token in row 0")):
+        with pytest.raises(ValueError, match=message):
+            drop(family, cache, wrong)
+    keep[:, -5:] = False
+    drop(family, cache, keep)
+    assert holding_of(copied).length == copied.get_seq_length() == holding.length  # a copy is its own
+    assert holding_of(cache).length == holding.length - 5
+    levels = [level[-2:] for level in reading.rows[0].levels]
+    cells = visual_piece(
+        family, [Encoded(levels[0], tuple(levels[1:]))], [reading.rows[0].positions[:, -5:-3]], [torch.arange(2)]
+    )
+    # what was dropped last can be added again as it was
+    places = reading.rows[0].positions[:, None, -3:]
+    arguments, _ = append(family, cache, cells, text_piece(question, positions=places), decode=True)
+    with calling(reading.model):
+        assert torch.equal(reading.model.generate(**arguments, **GREEDY), first)
+    for used in (cache, copied, copy.deepcopy(cache)):
+        with pytest.raises(ValueError, match="holds a shortened prompt, which the plain model would misread"):
+            reading.model(input_ids=TURN, past_key_values=used)
+    with pytest.raises(ValueError, match="does not say what it holds"):
+        append(family, DynamicCache(), text_piece(question))
+
+
+@torch.no_grad()
+def test_questions_of_different_lengths_are_padded(opened):
+    name, _ = opened
+    reading = Reading(name, IMAGE_PROMPT, SMALL)
+    questions, mask = TURN[:, :4].expand(2, -1), torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+    for row, question, real in zip(reading.rows, questions, mask, strict=True):
+        row.add(question[real.bool()])
+    arguments, holding = append(reading.family, reading.cache, text_piece(questions, mask))
+    with calling(reading.model):
+        reading.check(reading.model(**arguments).logits[:, -1])
+    assert holding.next_position.tolist() == [row.next for row in reading.rows]
+
+
+@torch.no_grad()
+def test_rows_of_a_batch_can_leave_it():
+    reading = Reading("qwen3_vl", IMAGE_PROMPT, SMALL)
+    question = torch.arange(FIRST_WORD, FIRST_WORD + 4).expand(2, -1)
+    reading.read([2, 3], question)
+    reading.cache.batch_select_indices(torch.tensor([1]))
+    reading.rows = reading.rows[1:]
+    reading.check(reading.read([1], question[:1]))
+
+
+@torch.no_grad()
+def test_linear_attention_is_added_to_but_nothing_is_dropped_from_it():
+    reading = Reading("qwen3_5", IMAGE_PROMPT)
+    holding = holding_of(reading.cache)
+    with pytest.raises(ValueError, match=r"tokens cannot be dropped from a cache of .*LinearAttentionLayer"):
+        drop(reading.family, reading.cache, torch.ones_like(holding.mask))
+    question = TURN[:, :3]
+    logits = reading.read([2], question)
+    row = reading.rows[0]
+    features = reading.family.wrap([row.levels[0]], [])
+    ones = torch.ones(1, len(row.ids), dtype=torch.long)
+    expected = reading.model(
+        input_ids=row.ids[None], attention_mask=ones, mm_encoder_outputs={"image": features}, use_cache=False,
+        **reading.family.place(ones, row.positions[:, None], torch.tensor([row.next])),
+    ).logits[:, -1]  # fmt: skip
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="rows of different lengths cannot be added"):
+        append(reading.family, reading.cache, text_piece(question, mask=torch.tensor([[0, 1, 1]])))
+
+
+@torch.no_grad()
+def test_a_cache_knows_what_its_tokens_are():
+    name = "qwen3_vl"
+    model = tiny_model(name)
+    layer = ARRCOCLayer(ARRCOCConfig.for_model(model)).eval()
+    large = [("text", 4), ("image", (1, 16, 16)), ("text", 6)]
+    for selector, settings in ((ByScore(), Settings(budget=3)), (layer, Settings("saccade", 30))):
+        run = Session(open_family(model), selector, settings).prepare(inputs_for(name, large, SMALL))
+        holding = run.holding
+        visual = holding.short_ids == IMAGE
+        assert torch.equal(holding.roles == Role.PADDING, holding.mask == 0)
+        assert torch.equal((holding.roles == Role.GESTALT) | (holding.roles == Role.CELL), visual)
+        assert torch.equal(holding.cells >= 0, visual)
+        saccades = [holding.cells[row][holding.roles[row] == Role.CELL].tolist() for row in (0, 1)]
+        assert saccades == [cells.tolist() for _, cells in run.kept]
+        # rows and columns of the picture's positions are those of its cells
+        cells, places = holding.cells[0][visual[0]], holding.positions[1:, 0, visual[0]]
+        assert torch.equal(places - places.new_tensor([[5], [5]]), torch.stack([cells // 8, cells % 8]))
+    assert (holding.roles[0] == Role.GESTALT).sum() == run.used - sum(map(len, saccades))

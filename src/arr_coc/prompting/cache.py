@@ -1,26 +1,108 @@
-"""Caches of shortened prompts: what they hold, how to continue from them, and that nobody else does.
+"""Caches that know what they hold: how to go on from them, shorten them and add to them, and that nobody else does.
 
 A cache filled from a shortened prompt is shorter than the ids that a caller passes with it in the next turn. It is
-marked with a [`Holding`], which says how the two correspond, so that the next turn continues at the true positions. A
-marked cache stays marked when it is copied, and refuses to be used by a model that does not know about it.
+marked with a [`Holding`], which says what each of its tokens is and where it stands, so that everything that follows
+has its true position. A marked cache stays marked when it is copied, and refuses to be used by a model that does not
+know about it.
+
+[`drop`] takes tokens out of a cache: later tokens are read as if they had been hidden by a mask. [`append`] gives the
+arguments of the pass that adds a [`Piece`]: text, or visual tokens with their features and positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from functools import cache as remember
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from transformers.cache_utils import DynamicLayer
 
-from arr_coc.families.family import Family
+from arr_coc.families.family import Encoded, Family, Inputs, read_levels
 
 # The models that a session of this thread is calling right now.
 _CALLED: ContextVar[tuple[int, ...]] = ContextVar("arr_coc_called_models", default=())
+
+
+class Role(IntEnum):
+    """What a token of a prompt is: a token of a small overview is `GESTALT`, any other visual token `CELL`."""
+
+    PADDING = 0
+    TEXT = 1
+    GESTALT = 2
+    CELL = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Tokens to add to a cache; [`text_piece`], [`visual_piece`] and [`rest_of`] make one.
+
+    Args:
+        ids (`Tensor` of shape `[B, n]`): the tokens, with placeholders for visual ones.
+        mask (`Tensor` of shape `[B, n]`, *optional*): 0 where padded; None if all rows have `n` tokens.
+        positions (`Tensor` of shape `[P, B, n]`, *optional*): where they stand; None for text that goes on after what
+            the cache holds.
+        roles (`Tensor` of shape `[B, n]`): the [`Role`] of each.
+        cells (`Tensor` of shape `[B, n]`): for a visual token, the cell of its picture whose place it takes; else -1.
+        features (`dict[str, Sequence[Encoded]]`): for each kind of picture, the visual tokens of each row.
+    """
+
+    ids: Tensor
+    mask: Tensor | None
+    positions: Tensor | None
+    roles: Tensor
+    cells: Tensor
+    features: Mapping[str, Sequence[Encoded]] = field(default_factory=dict)
+
+
+def text_piece(ids: Tensor, mask: Tensor | None = None, positions: Tensor | None = None) -> Piece:
+    """Text `[B, n]` to add to a cache, left-padded where a mask is 0.
+
+    Args:
+        ids (`Tensor` of shape `[B, n]`): the words.
+        mask (`Tensor` of shape `[B, n]`, *optional*): 0 where padded.
+        positions (`Tensor` of shape `[P, B, n]`, *optional*): where they stand, if not after what the cache holds; text
+            that comes later goes on after them.
+    """
+    roles = torch.full_like(ids, Role.TEXT) if mask is None else mask.long() * Role.TEXT
+    return Piece(ids, mask, positions, roles, torch.full_like(ids, -1))
+
+
+def visual_piece(
+    family: Family,
+    features: Sequence[Encoded],
+    positions: Sequence[Tensor],
+    cells: Sequence[Tensor],
+    role: Role = Role.CELL,
+    kind: str = "image",
+) -> Piece:
+    """Visual tokens to add to a cache; rows may have different numbers of them, also none.
+
+    Args:
+        family (`Family`): the opened model.
+        features (`Sequence[Encoded]`): the tokens `[k, D]` of each row, on every level.
+        positions (`Sequence[Tensor]`): for each row where they stand, `[P, k]`.
+        cells (`Sequence[Tensor]`): for each row the cells `[k]` of the picture whose places they take.
+        role (`Role`, *optional*, defaults to `Role.CELL`): what they are.
+        kind (`str`, *optional*, defaults to `"image"`): the kind of picture.
+    """
+    counts = [len(row.features) for row in features]
+    longest = max(counts)
+
+    def stack(rows: Sequence[Tensor], padding: int) -> Tensor:
+        return torch.stack([F.pad(row, (longest - row.shape[-1], 0), value=padding) for row in rows], dim=-2)
+
+    placed = stack(cells, -1)  # [B, n]
+    mask = stack([torch.ones_like(row) for row in cells], 0)  # [B, n]
+    ids = torch.where(mask.bool(), family.token_id(kind), family.pad_id())
+    padded = min(counts) < longest
+    return Piece(ids, mask if padded else None, stack(positions, 0), mask * role, placed, {kind: features})
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +115,8 @@ class Holding:
         mask (`Tensor` of shape `[B, L']`): 0 where it is padded.
         positions (`Tensor` of shape `[P, B, L']`): where its tokens stand.
         next_position (`Tensor` of shape `[B]`): where the text after the prompt begins.
+        roles (`Tensor` of shape `[B, L']`): the [`Role`] of each token.
+        cells (`Tensor` of shape `[B, L']`): for a visual token, the cell of its picture whose place it takes; else -1.
     """
 
     full_ids: Tensor
@@ -40,6 +124,8 @@ class Holding:
     mask: Tensor
     positions: Tensor
     next_position: Tensor
+    roles: Tensor
+    cells: Tensor
 
     @property
     def full_length(self) -> int:
@@ -51,17 +137,56 @@ class Holding:
         """Tokens of the prompt in the cache."""
         return self.short_ids.shape[1]
 
+    @property
+    def shorter(self) -> bool:
+        """Whether the model read fewer tokens than the caller passed."""
+        return self.length != self.full_length
+
     def extend(self, family: Family, text: Tensor) -> dict[str, Tensor]:
         """Ids, mask and positions of the shortened prompt followed by text `[B, n]`."""
-        count = text.shape[1]
-        after = self.next_position[:, None] + torch.arange(count, device=text.device)  # [B, n]
-        positions = torch.cat([self.positions, after.expand(len(self.positions), -1, -1)], dim=2)
-        mask = torch.cat([self.mask, torch.ones_like(text)], dim=1)
-        return {
-            "input_ids": torch.cat([self.short_ids, text], dim=1),
-            "attention_mask": mask,
-            **family.place(mask, positions, self.next_position + count),
-        }
+        return self.followed_by(text_piece(text)).arguments(family)
+
+    def arguments(self, family: Family) -> dict[str, Tensor]:
+        """Ids, mask and positions as arguments of the model."""
+        placed = family.place(self.mask, self.positions, self.next_position)
+        return {"input_ids": self.short_ids, "attention_mask": self.mask, **placed}
+
+    def followed_by(self, piece: Piece) -> Holding:
+        """The shortened prompt and a piece after it. The prompt that the caller passed, `full_ids`, stays."""
+        mask = torch.ones_like(piece.ids) if piece.mask is None else piece.mask.long()
+        positions = piece.positions
+        if positions is None:
+            after = self.next_position[:, None] + mask.cumsum(dim=1) - 1  # [B, n]
+            positions = (after * mask).expand(len(self.positions), -1, -1)
+        # text that comes later goes on after the last text of the piece; visual tokens have places of their own
+        ends = torch.where(piece.roles == Role.TEXT, positions.amax(dim=0) + 1, 0).amax(dim=1)  # [B]
+        return Holding(
+            self.full_ids,
+            torch.cat([self.short_ids, piece.ids], dim=1),
+            torch.cat([self.mask, mask], dim=1),
+            torch.cat([self.positions, positions], dim=2),
+            torch.where(ends > 0, ends, self.next_position),
+            torch.cat([self.roles, piece.roles], dim=1),
+            torch.cat([self.cells, piece.cells], dim=1),
+        )
+
+    def take(self, columns: Tensor, valid: Tensor, pad_id: int) -> Holding:
+        """The tokens at columns `[B, m]`, padded where `valid` is False."""
+        return replace(
+            self,
+            short_ids=self.short_ids.gather(1, columns).masked_fill(~valid, pad_id),
+            mask=valid.to(self.mask.dtype),
+            positions=self.positions.gather(2, columns.expand(len(self.positions), -1, -1)) * valid,
+            roles=self.roles.gather(1, columns).masked_fill(~valid, Role.PADDING),
+            cells=self.cells.gather(1, columns).masked_fill(~valid, -1),
+        )
+
+    def take_rows(self, rows: Tensor) -> Holding:
+        """Rows `[b]` of the batch."""
+        return Holding(
+            self.full_ids[rows], self.short_ids[rows], self.mask[rows], self.positions[:, rows],
+            self.next_position[rows], self.roles[rows], self.cells[rows],
+        )  # fmt: skip
 
 
 class _Marked:
@@ -89,6 +214,12 @@ class _Marked:
                 raise ValueError("a cache cannot be cropped into its shortened prompt; start without `past_key_values`")
         return super().crop(length)  # type: ignore[misc]
 
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Like the cache's own; what it holds follows."""
+        super().batch_select_indices(indices)  # type: ignore[misc]
+        if self.holding is not None:
+            self.holding = self.holding.take_rows(indices)
+
 
 @remember
 def _marked_class(cls: Hashable) -> Any:
@@ -111,6 +242,128 @@ def holding_of(cache: Any) -> Holding | None:
 def cut_of(cache: Any) -> Any:
     """The columns in a cache's later layers, if tokens left inside the language model; otherwise None."""
     return cache.cut if isinstance(cache, _Marked) else None
+
+
+def drop(family: Family, cache: Any, keep: Tensor) -> None:
+    """Take tokens out of a cache, in every layer. Those that stay keep their positions; rows are left-padded again.
+
+    What is read later does not see the dropped tokens. What was read after them has seen them, and stays as it is.
+
+    Args:
+        family (`Family`): the opened model.
+        cache (`Cache`): marked with what it holds; changed in place.
+        keep (`Tensor` of shape `[B, L']`): True for the tokens that stay; padding never does.
+    """
+    holding = _open(cache)
+    other = {type(layer).__name__ for layer in cache.layers if type(layer) is not DynamicLayer}
+    if other:
+        raise ValueError(
+            f"tokens cannot be dropped from a cache of {', '.join(sorted(other))}: only layers of full attention keep "
+            "each token apart; read the shorter prompt from its beginning"
+        )
+    if keep.shape != holding.mask.shape:
+        raise ValueError(
+            f"`keep` must have the shape {tuple(holding.mask.shape)} of the cache, got {tuple(keep.shape)}"
+        )
+    keep = keep.bool() & holding.mask.bool()
+    counts = keep.sum(dim=1).tolist()
+    if not min(counts):
+        raise ValueError(f"`keep` leaves no token in row {counts.index(0)}; keep at least one in each")
+    # a stable sort moves what goes to the left, where it becomes padding
+    columns = keep.byte().argsort(dim=1, stable=True)[:, -max(counts) :]  # [B, m]
+    valid = keep.gather(1, columns)
+    for layer in cache.layers:
+        index = columns.to(layer.keys.device)[:, None, :, None]  # [B, 1, m, 1]
+        layer.keys, layer.values = (
+            states.gather(2, index.expand(-1, states.shape[1], -1, states.shape[3]))
+            for states in (layer.keys, layer.values)
+        )
+    cache.holding = holding.take(columns, valid, family.pad_id())
+
+
+def append(family: Family, cache: Any, *pieces: Piece, decode: bool = False) -> tuple[dict[str, Any], Holding]:
+    """The arguments of the pass that adds pieces to a cache, and what it holds afterwards.
+
+    Make the pass inside [`calling`], then mark the cache: `mark_cache(cache, holding)`.
+
+    Args:
+        family (`Family`): the opened model.
+        cache (`Cache`): marked with what it holds.
+        pieces (`Piece`): in the order in which the model reads them.
+        decode (`bool`, *optional*, defaults to `False`): whether the arguments are for `generate`, which takes the ids
+            of the whole prompt, rather than for `forward`, which takes those of the pieces. Pieces then end in text.
+    """
+    holding = _open(cache)
+    if any(piece.mask is not None for piece in pieces) and any(
+        type(layer) is not DynamicLayer for layer in cache.layers
+    ):
+        raise ValueError(
+            "rows of different lengths cannot be added to a cache with linear attention, which would read the padding; "
+            "add to one row at a time"
+        )
+    first = holding.length
+    for piece in pieces:
+        holding = holding.followed_by(piece)
+    arguments: dict[str, Any] = {**holding.arguments(family), "past_key_values": cache}
+    if not decode:
+        for name in ("input_ids", "position_ids"):
+            arguments[name] = arguments[name][..., first:]
+    features = _join_features(family, pieces)
+    return (arguments | {"mm_encoder_outputs": features} if features else arguments), holding
+
+
+def _join_features(family: Family, pieces: Sequence[Piece]) -> dict[str, Any]:
+    """The features of all pieces, row by row, as the model reads them."""
+    outputs = {}
+    for kind in family.kinds:
+        by_row = zip(*(piece.features[kind] for piece in pieces if kind in piece.features), strict=True)
+        rows = [encoded for row in by_row for encoded in row if len(encoded.features)]
+        if rows:
+            levels = [list(level) for level in zip(*(encoded.deepstack for encoded in rows), strict=True)]
+            outputs[kind] = family.wrap([encoded.features for encoded in rows], levels)
+    return outputs
+
+
+def rest_of(family: Family, arguments: Inputs, holding: Holding, start: int) -> Piece:
+    """The columns of a shortened prompt from `start` on, to be added to a cache that holds the columns before.
+
+    Args:
+        family (`Family`): the opened model.
+        arguments (`Mapping`): the model's arguments for the whole prompt, with `mm_encoder_outputs`.
+        holding (`Holding`): what a cache of the whole prompt holds.
+        start (`int`): the first column of the rest.
+    """
+    features = {}
+    for kind, output in arguments.get("mm_encoder_outputs", {}).items():
+        visual = holding.short_ids == family.token_id(kind)  # [B, L']
+        before, counts = (columns.sum(dim=1).tolist() for columns in (visual[:, :start], visual))
+        rows = [torch.split(level, counts) for level in read_levels(output)]
+        levels = [[part[skipped:] for part, skipped in zip(level, before, strict=True)] for level in rows]
+        features[kind] = [Encoded(row[0], row[1:]) for row in zip(*levels, strict=True)]
+    mask = None if len(holding.mask) == 1 else holding.mask[:, start:]  # a single row is not padded
+    return Piece(
+        holding.short_ids[:, start:], mask, holding.positions[:, :, start:],
+        holding.roles[:, start:], holding.cells[:, start:], features,
+    )  # fmt: skip
+
+
+def _open(cache: Any) -> Holding:
+    """What a cache holds, if it can be changed; otherwise raise `ValueError`."""
+    holding = holding_of(cache)
+    if holding is None:
+        raise ValueError("this cache does not say what it holds; mark it with `mark_cache` after its first pass")
+    if cut_of(cache) is not None:
+        raise ValueError(
+            "tokens left inside the language model when this cache was filled, so that its layers have different "
+            "lengths; start without `past_key_values`"
+        )
+    generated = cache.get_seq_length() - holding.length
+    if generated:
+        raise ValueError(
+            f"this cache has {generated} generated tokens that its prompt does not describe; remove them with "
+            f"`cache.crop({-generated})`, or mark it with a prompt that ends in them"
+        )
+    return holding
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from arr_coc.config import Grid, cell_count
 from arr_coc.families.family import Encoded, Family, Inputs
-from arr_coc.prompting.cache import Holding
+from arr_coc.prompting.cache import Holding, Role
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.question import Bools, Ints
 from arr_coc.prompting.settings import Mode
@@ -164,10 +164,13 @@ def build(
     selections: Sequence[Selection],
     chosen: Sequence[Ints],
     mode: Mode,
+    gestalt: Sequence[int] | None = None,
+    cells: Tensor | None = None,
 ) -> tuple[dict[str, Any], Holding]:
     """The model's arguments for the shorter prompt, given the positions `[P, B, L]` of the full one.
 
-    Also returns what a cache that it fills will hold.
+    Also returns what a cache that it fills will hold. `gestalt` says how many of the first tokens of each picture are
+    its gestalt, by default none; `cells` `[B, L]` whose places its visual tokens take, by default their own.
     """
     ids: Tensor = inputs["input_ids"]
     source, valid = choose_columns(prompt, chosen, ids.device)
@@ -186,7 +189,21 @@ def build(
     }
     if inputs.get("labels") is not None:
         arguments["labels"] = inputs["labels"].gather(1, source).masked_fill(~valid, -100)
-    return arguments, Holding(ids, short_ids, short_mask, short_positions, next_position)
+    roles, own_cells = _describe(prompt, gestalt or [0] * len(prompt.spans)).to(ids.device)
+    short_roles = roles.gather(1, source).masked_fill(~valid, Role.PADDING)
+    short_cells = (own_cells if cells is None else cells).gather(1, source).masked_fill(~valid, -1)
+    return arguments, Holding(ids, short_ids, short_mask, short_positions, next_position, short_roles, short_cells)
+
+
+def _describe(prompt: Prompt, gestalt: Sequence[int]) -> Tensor:
+    """For each column of a prompt its role, and its cell if it is a visual token, else -1: `[2, B, L]`."""
+    roles = np.where(prompt.mask, int(Role.TEXT), int(Role.PADDING))
+    cells = np.full(prompt.mask.shape, -1)
+    for span, count in zip(prompt.spans, gestalt, strict=True):
+        roles[span.row, span.columns] = Role.CELL
+        roles[span.row, span.columns[:count]] = Role.GESTALT
+        cells[span.row, span.columns] = np.arange(len(span.columns))
+    return torch.from_numpy(np.stack([roles, cells]))
 
 
 def encode_full(family: Family, inputs: Inputs, prompt: Prompt, shared: Encodings | None = None) -> dict[str, Any]:

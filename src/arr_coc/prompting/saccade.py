@@ -111,7 +111,7 @@ class Saccading(Shortening):
     def build(self) -> Shortened:
         """Build the prompt: gestalt, then saccades, each token at the position of its cell."""
         selections = _join(self.gestalts, self.encoded_cells, self.windows, self.saccades, self.plans, self.sources)
-        positions = _place(self.positions, self.gaze_prompt, selections, self.sources)
+        positions, cells = _place(self.positions, self.gaze_prompt, selections, self.sources)
         # the positions are set: here each token just takes the next placeholder
         numbered = [
             replace(selection, indices=torch.arange(len(selection.indices), device=selection.indices.device))
@@ -119,10 +119,15 @@ class Saccading(Shortening):
         ]
         chosen = [np.arange(len(selection.indices)) for selection in selections]
         encoded = {"image": self.encoded}
-        inputs, holding = build(
-            self.family, self.gaze_inputs, self.gaze_prompt, positions, encoded, numbered, chosen, "saccade"
-        )
         # a picture that is its own gestalt was read at full resolution everywhere
+        gestalt = [
+            0 if plan.scale == 1 else len(tokens) - len(saccades.cells)
+            for plan, tokens, saccades in zip(self.plans, chosen, self.saccades, strict=True)
+        ]
+        inputs, holding = build(
+            self.family, self.gaze_inputs, self.gaze_prompt, positions, encoded, numbered, chosen, "saccade", gestalt,
+            cells,
+        )  # fmt: skip
         kept = [
             (grid, np.arange(cell_count(grid)) if plan.scale == 1 else saccades.cells.cpu().numpy())
             for grid, plan, saccades in zip(self.grids, self.plans, self.saccades, strict=True)
@@ -150,15 +155,16 @@ def _placeholder_grid(grid: Grid, plan: GazePlan) -> Grid:
 
 def _place(
     positions: Tensor, prompt: Prompt, selections: Sequence[Selection], sources: Sequence[PictureSource]
-) -> Tensor:
-    """Positions `[3, B, L]` in which the first tokens of each picture have the positions of their cells."""
-    positions = positions.clone()
+) -> tuple[Tensor, Tensor]:
+    """Positions `[3, B, L]` in which the first tokens of each picture have those of their cells; and the cells."""
+    positions, placed = positions.clone(), positions.new_full(positions.shape[1:], -1)  # placed: [B, L]
     for span, selection, source in zip(prompt.spans, selections, sources, strict=True):
         cells, width = selection.indices, source.grid[2]
         columns = torch.from_numpy(span.columns[: len(cells)]).to(positions.device)
         places = torch.stack([0 * cells, cells // width, cells % width]).to(positions.device)  # [3, k]
         positions[:, span.row, columns] = positions[:, span.row, columns[:1]] + places
-    return positions
+        placed[span.row, columns] = cells.to(placed)
+    return positions, placed
 
 
 def _check_support(family: Family, inputs: Inputs, selector: TokenSelector) -> None:
