@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from arr_coc.inference.answer import Answer, ARRCOCQwen
     from arr_coc.inference.attach import Attachment, attach, detach
     from arr_coc.inference.load import load_processor
-    from arr_coc.inference.prepared import encode, prepare
+    from arr_coc.inference.prepared import Prepared, encode, prepare
     from arr_coc.pixels.patches import patches_from_picture, picture_from_patches
     from arr_coc.pixels.previous_frame import PreviousFrame
     from arr_coc.prompting.question import ChatTokens
@@ -45,6 +45,7 @@ __all__ = [
     "Gaze",
     "LanguageSelector",
     "PictureSelector",
+    "Prepared",
     "PreviousFrame",
     "Selection",
     "TokenSelector",
@@ -71,7 +72,7 @@ _HOMES = {
     "inference.answer": ("Answer", "ARRCOCQwen"),
     "inference.attach": ("Attachment", "attach", "detach"),
     "inference.load": ("load_processor",),
-    "inference.prepared": ("encode", "prepare"),
+    "inference.prepared": ("Prepared", "encode", "prepare"),
     "pixels.patches": ("patches_from_picture", "picture_from_patches"),
     "pixels.previous_frame": ("PreviousFrame",),
     "prompting.question": ("ChatTokens",),

@@ -22,6 +22,7 @@ PUBLIC = {
     "Gaze": "(*, gestalt, overlap, fixation, order, compress)",
     "LanguageSelector": "()",
     "PictureSelector": "()",
+    "Prepared": "(arguments, run, model)",
     "PreviousFrame": "(picture, relevance, age, fixations)",
     "Selection": "(indices, features, deepstack, gate, output, order)",
     "TokenSelector": "()",

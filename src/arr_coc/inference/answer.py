@@ -29,7 +29,7 @@ from arr_coc.inference.load import (
     load_selector,
 )
 from arr_coc.inference.messages import Message, PictureLike, check_messages, make_inputs, make_messages, put_stand_ins
-from arr_coc.inference.session import Run, Session
+from arr_coc.inference.session import Run, Session, TokenCount
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.question import ChatTokens
 from arr_coc.prompting.settings import Mode, OnError, Settings
@@ -54,14 +54,6 @@ _BASE_NAMES = frozenset(
 )
 AnswerMode = Literal["full", "prune", "weight", "saccade"]
 STAGES = ("encode", "select", "prefill", "decode")
-
-
-@dataclass(frozen=True)
-class TokenCount:
-    """Number of visual tokens in the full prompt, and of those the language model read."""
-
-    full: int
-    used: int
 
 
 @dataclass(frozen=True, eq=False)

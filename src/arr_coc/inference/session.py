@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -47,6 +47,14 @@ from arr_coc.selectors.registry import selector_name
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class TokenCount:
+    """Number of visual tokens in the full prompt, and of those the language model read."""
+
+    full: int
+    used: int
+
+
 @dataclass(eq=False)
 class Run:
     """The record of one call.
@@ -69,8 +77,8 @@ class Run:
         result (`Any`): the model's output, if it was called.
         generated (`Tensor` of shape `[B, n]`, *optional*): the new tokens.
         prompt (`Prompt`, *optional*): the full prompt, if it has pictures.
-        holding (`Holding`, *optional*): what a cache that this call fills holds, if the prompt is shorter than the ids
-            that the caller passed.
+        holding (`Holding`, *optional*): what a cache that this call fills holds; None if the prompt is as the caller
+            passed it.
     """
 
     inputs: dict[str, Any]
@@ -216,7 +224,7 @@ class Session:
             failure=failure,
             milliseconds=watch.milliseconds,
             prompt=steps.prompt,
-            holding=_shorter(short.holding, inputs["input_ids"]),
+            holding=None if short.holding is None else replace(short.holding, full_ids=inputs["input_ids"]),
         )
 
     def _make_steps(self, inputs: Inputs) -> Shortening:
@@ -283,7 +291,8 @@ class Session:
         _mark(getattr(run.result, "past_key_values", None), run.holding)
         logits = getattr(run.result, "logits", None)
         # with `logits_to_keep` there are fewer columns, which are the last of both prompts
-        if self.settings.full_logits and run.holding and logits is not None and logits.shape[1] == run.holding.length:
+        length = run.holding.length if _is_shorter(run.holding) else None
+        if self.settings.full_logits and logits is not None and logits.shape[1] == length:
             visual = torch.tensor([self.family.token_id(kind) for kind in self.family.kinds], device=logits.device)
             run.result.logits = scatter_logits(logits, run.inputs, arguments, visual)
         return run
@@ -428,16 +437,14 @@ def _check_ending(family: Family, prompt: Prompt) -> None:
         )
 
 
-def _shorter(holding: Holding | None, ids: Tensor) -> Holding | None:
-    """What a cache will hold, if the prompt is shorter than the ids that the caller passed."""
-    if holding is None or holding.length == ids.shape[1]:
-        return None
-    return replace(holding, full_ids=ids)
+def _is_shorter(holding: Holding | None) -> TypeGuard[Holding]:
+    """Whether the model reads fewer tokens than the caller passed."""
+    return holding is not None and holding.length != holding.full_length
 
 
 def _mark(cache: Any, holding: Holding | None) -> None:
     """Mark a cache that a shortened prompt has filled."""
-    if cache is not None and holding is not None:
+    if cache is not None and _is_shorter(holding):
         mark_cache(cache, holding)
 
 
