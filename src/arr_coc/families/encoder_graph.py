@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from arr_coc.families.family import read_levels
+from arr_coc.families.recordable import read_state
 from arr_coc.runtime.cuda_graphs import GraphCache, may_replay
 
 # With more patches than this, encoding takes longer than launching.
@@ -30,7 +31,10 @@ def call_encoder(visual: Any, patches: Tensor, arguments: Mapping[str, Tensor], 
         replay (`bool`): whether such calls will be repeated, so that recording a graph pays off. No graph is used where
             it would change the result: with gradients, hooks, compiled modules, or attention that reads lengths.
     """
-    if not (replay and len(patches) <= MOST_PATCHES and may_replay(patches) and _is_plain(visual)):
+    attention = str(visual.config._attn_implementation)
+    may = replay and len(patches) <= MOST_PATCHES and may_replay(patches) and "flash" not in attention
+    state = read_state(visual) if may else None
+    if state is None or state.obstacle is not None:
         return read_levels(visual(patches, return_dict=True, **arguments))
     names = [name for name, value in arguments.items() if value.device == patches.device]
     host = tuple((name, tuple(value.tolist())) for name, value in arguments.items() if name not in names)
@@ -42,24 +46,6 @@ def call_encoder(visual: Any, patches: Tensor, arguments: Mapping[str, Tensor], 
 
     with _lock:
         graphs = _caches.setdefault(visual, GraphCache())
-    # a graph reads weights by address, so moved weights need a new one
-    weights = tuple(value.data_ptr() for value in (*visual.parameters(), *visual.buffers()))
-    attention = str(visual.config._attn_implementation)
-    levels: tuple[Tensor, ...] = graphs(
-        encode, (patches, *(arguments[name] for name in names)), (tuple(names), host, attention, weights)
-    )
+    settings = (tuple(names), host, attention, state)
+    levels: tuple[Tensor, ...] = graphs(encode, (patches, *(arguments[name] for name in names)), settings)
     return levels
-
-
-def _is_plain(visual: Any) -> bool:
-    """Whether the encoder's result depends on its weights alone, and it never waits for the device."""
-    if visual.training or "flash" in str(visual.config._attn_implementation):
-        return False
-    return not any(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or getattr(module, "_hf_hook", None) is not None
-        or getattr(module, "_compiled_call_impl", None) is not None
-        or hasattr(module, "_orig_mod")
-        for module in visual.modules()
-    )

@@ -55,6 +55,8 @@ class Family:
     # whether decoding needs a cache: without one, transformers drops a mask that has no padding, and then takes gaps in
     # one-dimensional positions for borders of packed sequences
     needs_cache: ClassVar[bool] = False
+    # whether passes of the language model can be recorded as CUDA graphs: it never waits for the device
+    graphs_language: ClassVar[bool] = False
     # inputs that describe the full prompt and mean nothing for the shorter one
     consumed: ClassVar[tuple[str, ...]] = ("pixel_values",)
 

@@ -29,6 +29,7 @@ class Qwen2VL(Family):
         *("pixel_values", "pixel_values_videos", "image_grid_thw", "video_grid_thw"),
         *("second_per_grid_ts", "mm_token_type_ids"),
     )
+    graphs_language = True
     image_mean: ClassVar[Sequence[float]] = CLIP_MEAN
     image_std: ClassVar[Sequence[float]] = CLIP_STD
 

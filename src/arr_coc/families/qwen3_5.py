@@ -18,6 +18,8 @@ class Qwen35(Qwen3VL):
     Dropped tokens are not in the prompt at all, so its linear layers never read them.
     """
 
+    graphs_language = False
+
     def wrap(self, features: list[Tensor], deepstack: list[list[Tensor]]) -> Any:
         """Features of each picture; this family has no DeepStack."""
         return Qwen2VL.wrap(self, features, deepstack)

@@ -24,6 +24,7 @@ class Settings:
 
     Args:
         details (`bool`, *optional*, defaults to `False`): keep the layer's texture and the pull of each word.
+        graphs (`bool`, *optional*, defaults to `True`): on CUDA, replay passes of the language model as graphs.
     """
 
     mode: Mode = "prune"
@@ -37,6 +38,7 @@ class Settings:
     details: bool = False
     encoded: Encodings | None = None
     full_logits: bool = False
+    graphs: bool = True
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):

@@ -1,12 +1,15 @@
 """Replay a function of tensors as one CUDA graph, because launching hundreds of tiny kernels costs more than running
 them.
 
-The first call with a signature (shapes, dtypes, settings) runs normally, the second is recorded, and later ones replay
-the recording. Results are the same; they are copied out, so that the next call cannot overwrite them.
+The first calls with a signature (shapes, dtypes, settings) run normally, the next is recorded, and later ones replay
+the recording. Results are the same; they are copied out, so that the next call cannot overwrite them. What cannot be
+recorded, for lack of memory or because it waits for the device, runs normally for good.
 """
 
 from __future__ import annotations
 
+import gc
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -16,6 +19,8 @@ import torch
 from torch import Tensor
 
 from arr_coc.runtime.tensors import collect_constants
+
+logger = logging.getLogger(__name__)
 
 
 def may_replay(tensor: Tensor) -> bool:
@@ -46,22 +51,30 @@ class GraphCache:
     Args:
         limit (`int`, *optional*, defaults to 16): most recordings to keep.
         limit_bytes (`int`, *optional*, defaults to 512 MiB): most memory for their copies of the inputs.
+        patience (`int`, *optional*, defaults to 1): calls with a signature before it is recorded.
 
     The function takes tensors (or `None`) and settings, and returns a tuple, named or not, of tensors, `None` and such
     tuples. It must not wait for the device. Of values that change in place, its results may depend only on its inputs
     and the module's weights.
     """
 
-    def __init__(self, limit: int = 16, limit_bytes: int = 2**29) -> None:
-        self.limit, self.limit_bytes = limit, limit_bytes
+    def __init__(self, limit: int = 16, limit_bytes: int = 2**29, patience: int = 1) -> None:
+        self.limit, self.limit_bytes, self.patience = limit, limit_bytes, patience
         self._recordings: OrderedDict[Hashable, _Recording] = OrderedDict()
-        self._seen_once: OrderedDict[Hashable, None] = OrderedDict()
+        self._seen: OrderedDict[Hashable, int] = OrderedDict()  # how often a signature was called, unrecorded
+        self._failed: set[Hashable] = set()
         self._lock = threading.Lock()
         self._pools: dict[torch.device, Any] = {}
         self._done: dict[torch.device, torch.cuda.Event] = {}
 
-    def __reduce__(self) -> tuple[type[GraphCache], tuple[int, int]]:
-        return GraphCache, (self.limit, self.limit_bytes)  # a copied or unpickled layer starts without recordings
+    def __reduce__(self) -> tuple[type[GraphCache], tuple[int, int, int]]:
+        # a copied or unpickled layer starts without recordings
+        return GraphCache, (self.limit, self.limit_bytes, self.patience)
+
+    def clear(self) -> None:
+        """Forget all recordings."""
+        with self._lock:
+            self._recordings.clear()
 
     def __call__(
         self, function: Callable[..., Any], tensors: Sequence[Tensor | None], settings: tuple[Hashable, ...]
@@ -70,11 +83,12 @@ class GraphCache:
         shapes = tuple(None if x is None else (tuple(x.shape), x.dtype, x.device) for x in tensors)
         key = (settings, shapes)
         with self._lock:
-            if key not in self._recordings and key not in self._seen_once:
+            if key not in self._recordings and (self._seen.get(key, 0) < self.patience or key in self._failed):
                 result = function(*tensors, *settings)
-                self._seen_once[key] = None
-                while len(self._seen_once) > 1024:
-                    self._seen_once.popitem(last=False)
+                self._seen[key] = self._seen.get(key, 0) + 1
+                self._seen.move_to_end(key)
+                while len(self._seen) > 1024:
+                    self._seen.popitem(last=False)
                 return result
             device = next(x.device for x in tensors if x is not None)
             with torch.cuda.device(device):
@@ -93,8 +107,15 @@ class GraphCache:
             # all recordings share one memory pool: results of a replay on another stream must be copied out first
             stream.wait_event(self._done[device])
         if key not in self._recordings:
-            self._recordings[key] = self._record(function, tensors, settings, device)
-            self._seen_once.pop(key, None)
+            try:
+                self._recordings[key] = self._record(function, tensors, settings, device)
+            except RuntimeError as error:  # also torch.OutOfMemoryError
+                logger.warning("a CUDA graph could not be recorded, so this runs without one: %s", _first_line(error))
+                self._failed.add(key)
+                gc.collect()
+                torch.cuda.empty_cache()
+                return function(*tensors, *settings)
+            self._seen.pop(key, None)
             self._forget()
         recording = self._recordings[key]
         self._recordings.move_to_end(key)
@@ -132,6 +153,10 @@ class GraphCache:
         with collect_constants() as constants, torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             outputs = function(*inputs, *settings)
         return _Recording(graph, inputs, outputs, constants)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def _copy(values: Sequence[Tensor | None], targets: Sequence[Tensor | None]) -> None:

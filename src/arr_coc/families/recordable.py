@@ -1,0 +1,54 @@
+"""Whether a recording can stand in for a module: its result must depend on its inputs and its weights alone."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import nn
+
+
+class State(NamedTuple):
+    """What a recording of a module depends on besides its inputs.
+
+    Args:
+        obstacle (`str`, *optional*): why it cannot be recorded.
+        weights (`tuple[int, ...]`): addresses of its weights, which a recording reads by address.
+        adapters (`tuple`): which adapters of PEFT are active, and how strongly.
+    """
+
+    obstacle: str | None
+    weights: tuple[int, ...] = ()
+    adapters: tuple[Any, ...] = ()
+
+
+def read_state(root: nn.Module) -> State:
+    """Look through a module once; this is part of every call, and `modules()` takes milliseconds for a large model."""
+    weights: list[int] = []
+    adapters: list[Any] = []
+    waiting: list[Any] = [root]
+    while waiting:
+        module = waiting.pop()
+        own = module.__dict__
+        obstacle = _find_obstacle(module, own)
+        if obstacle is not None:
+            return State(obstacle)
+        for value in (*own["_parameters"].values(), *own["_buffers"].values()):
+            if value is not None:
+                weights.append(value.data_ptr())
+        if "merged_adapters" in own:  # a layer of PEFT
+            active = module.active_adapters, module.disable_adapters, module.merged_adapters
+            adapters.append((*map(str, active), tuple(own.get("scaling", {}).items())))
+        waiting += [part for part in own["_modules"].values() if part is not None]
+    return State(None, tuple(weights), tuple(adapters))
+
+
+def _find_obstacle(module: Any, own: dict[str, Any]) -> str | None:
+    if own["training"]:
+        return "it is in training mode"
+    if own["_forward_hooks"] or own["_forward_pre_hooks"]:
+        return "it has hooks"
+    if own.get("_hf_hook") is not None:
+        return "it has hooks of accelerate"
+    if own.get("_compiled_call_impl") is not None or "_orig_mod" in own["_modules"]:
+        return "it is compiled"
+    return None

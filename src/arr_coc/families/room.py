@@ -1,0 +1,66 @@
+"""Memory for keys and values at a fixed place, because CUDA graphs read and write by address."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+
+class Room:
+    """Keys and values of a fixed number of places `[2, layers, B, heads, S, d]`, which recordings read and write."""
+
+    def __init__(self, shape: tuple[int, ...], like: Tensor) -> None:
+        with torch.inference_mode(False):  # inference tensors could not be written to outside inference mode
+            # zeros: what is masked out must at least be a number
+            self.memory = torch.zeros(shape, dtype=like.dtype, device=like.device)
+        self.keys, self.values = (list(part.unbind(0)) for part in self.memory.unbind(0))  # each [B, heads, S, d]
+        self.size = shape[4]
+
+    def load(self, cache: Any, length: int) -> None:
+        """Copy the keys and values of a cache to the first places."""
+        parts = [layer.keys for layer in cache.layers] + [layer.values for layer in cache.layers]
+        torch._foreach_copy_(self.filled(length), parts)
+
+    def filled(self, length: int) -> list[Tensor]:
+        """The first places of all keys, then of all values."""
+        return [part[:, :, :length] for part in (*self.keys, *self.values)]
+
+
+class RoomLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """One layer of a room during a pass that writes to given places `[n]`, and attends to all of them under a mask."""
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, keys: Tensor, values: Tensor, places: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.keys, self.values, self.places = keys, values, places
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write `[B, heads, n, d]` to their places; returns all places."""
+        self.keys.index_copy_(2, self.places, key_states)
+        self.values.index_copy_(2, self.places, value_states)
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Keys, and the first of them."""
+        return self.get_max_length(), 0
+
+    def get_seq_length(self) -> int:
+        """All places: the mask tells which are filled."""
+        return self.get_max_length()
+
+    def get_max_length(self) -> int:
+        """All places."""
+        return self.keys.shape[2]
+
+    def get_max_cache_shape(self) -> int:
+        """The name of `get_max_length` in earlier versions."""
+        return self.get_max_length()
