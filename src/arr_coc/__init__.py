@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from arr_coc.gaze.plan import Gaze
     from arr_coc.inference.answer import Answer, ARRCOCQwen
     from arr_coc.inference.attach import Attachment, attach, detach
+    from arr_coc.inference.collating import collate_prepared
     from arr_coc.inference.load import load_processor
     from arr_coc.inference.prepared import Prepared, encode, prepare
     from arr_coc.pixels.patches import patches_from_picture, picture_from_patches
@@ -52,6 +53,7 @@ __all__ = [
     "VisualQuery",
     "__version__",
     "attach",
+    "collate_prepared",
     "create_selector",
     "detach",
     "encode",
@@ -71,6 +73,7 @@ _HOMES = {
     "gaze.plan": ("Gaze",),
     "inference.answer": ("Answer", "ARRCOCQwen"),
     "inference.attach": ("Attachment", "attach", "detach"),
+    "inference.collating": ("collate_prepared",),
     "inference.load": ("load_processor",),
     "inference.prepared": ("Prepared", "encode", "prepare"),
     "pixels.patches": ("patches_from_picture", "picture_from_patches"),

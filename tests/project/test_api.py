@@ -29,6 +29,7 @@ PUBLIC = {
     "VisualQuery": "(tokens, grid, words, cells, picture, attention_reader, key_reader, deepstack, details)",
     "__version__": "str",
     "attach": "(model, selector, *, mode, budget, query_layers, chat, processor, on_error, gaze, encoded, full_logits)",
+    "collate_prepared": "(items)",
     "create_selector": "(name, **kwargs)",
     "detach": "(model)",
     "encode": "(model, inputs, selector)",

@@ -82,7 +82,7 @@ class Prepared(dict[str, Any]):
     >>> inputs = {"input_ids": torch.tensor([[7] + [5] * 16 + [8, 9]]), "pixel_values": torch.rand(1, 3, 56, 56)}
     >>> prepared = prepare(model, inputs, create_selector("grid"), budget=4)
     >>> prepared["input_ids"].tolist(), prepared["position_ids"].tolist()
-    ([[7, 5, 5, 5, 5, 8, 9]], [[0, 6, 8, 14, 16, 17, 18]])
+    ([[7, 5, 5, 5, 5, 8, 9]], [[0, 1, 3, 9, 11, 17, 18]])
     >>> prepared.tokens, prepared.failure
     (TokenCount(full=16, used=4), None)
 
