@@ -10,41 +10,112 @@ from torch import Tensor
 
 from arr_coc.families.family import Family, Inputs
 
+# arguments of attention kernels, and of the vision tower, that describe the full prompt or its pictures
+_OF_FULL_PROMPT = {
+    "position_ids": "`position_ids` are computed here, so that kept tokens keep their places; drop `position_ids`",
+    "cache_position": "`cache_position` counts columns of the full prompt, of which fewer are read; drop it",
+    "cu_seq_lens_q": "`cu_seq_lens_q` packs columns of the full prompt, of which fewer are read; pass padded rows",
+    "cu_seq_lens_k": "`cu_seq_lens_k` packs columns of the full prompt, of which fewer are read; pass padded rows",
+    "seq_idx": "`seq_idx` packs columns of the full prompt, of which fewer are read; pass padded rows",
+    "shift_labels": "`shift_labels` stand at columns of the full prompt, of which fewer are read; pass `labels` alone",
+    "vision_feature_layer": "`vision_feature_layer` is read from the model's config here; set it there",
+    "vision_feature_select_strategy": "`vision_feature_select_strategy` is read from the model's config here; drop it",
+}
+# ways to generate that do not work with pictures
+_LOSING_PICTURES = {
+    "prefill_chunk_size": "prefill_chunk_size loses the pictures of a prompt; drop it",
+    "token_healing": "token_healing writes the prompt anew, without its pictures; drop it",
+    "assistant_early_exit": "assistant_early_exit knows no models with pictures; use prompt_lookup_num_tokens instead",
+}
+
 
 def check_arguments(arguments: Inputs) -> None:
     """Raise `ValueError` for arguments that describe the full prompt in a way that a shorter one cannot honour."""
-    cache, mask = arguments.get("past_key_values"), arguments.get("attention_mask")
-    logits = arguments.get("logits_to_keep")
-    if arguments.get("inputs_embeds") is not None:
-        raise ValueError("`inputs_embeds` do not say where the pictures are; pass `input_ids`")
+    ids = check_ids(arguments)
+    logits, cache = arguments.get("logits_to_keep"), arguments.get("past_key_values")
     if arguments.get("mm_encoder_outputs") is not None:
         raise ValueError("`mm_encoder_outputs` come beside `pixel_values`; pass the pictures alone")
-    if arguments.get("position_ids") is not None:
-        raise ValueError("`position_ids` are computed here, so that kept tokens keep their places; drop `position_ids`")
-    if isinstance(mask, Tensor) and mask.ndim != 2:
-        raise ValueError(f"`attention_mask` must have shape [B, L] to be shortened, got {tuple(mask.shape)}")
-    if isinstance(logits, Tensor) and logits.ndim > 0:
+    for name, message in _OF_FULL_PROMPT.items():
+        if arguments.get(name) is not None:
+            raise ValueError(message)
+    for name in ("attention_mask", "labels", "mm_token_type_ids"):
+        value = arguments.get(name)
+        if value is not None and (not isinstance(value, Tensor) or value.shape != ids.shape):
+            wanted = tuple(ids.shape)
+            raise ValueError(
+                f"`{name}` must have shape {wanted}, as `input_ids`, to be shortened, got {_describe(value)}"
+            )
+    for name in ("pixel_values", "pixel_values_videos"):
+        if arguments.get(name) is not None and not isinstance(arguments[name], Tensor):
+            raise ValueError(f"`{name}` must be a tensor, got {_describe(arguments[name])}; see `return_tensors`")
+    if logits is not None and not isinstance(logits, int) and not (isinstance(logits, Tensor) and logits.ndim == 0):
         raise ValueError("`logits_to_keep` names columns of the full prompt; use a number of last columns")
+    if isinstance(cache, tuple | list):
+        raise ValueError(f"`past_key_values` must be a `Cache`, got {_describe(cache)}; start with a `DynamicCache()`")
     if cache is not None and cache.get_seq_length() > 0:
         raise ValueError(
             "`past_key_values` already holds tokens, which a shortened prompt cannot follow; start without it"
         )
 
 
+def _describe(value: Any) -> str:
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
+
+
+def check_embeddings(arguments: Inputs) -> None:
+    """Raise `ValueError` for `inputs_embeds`, which may contain pictures that nobody can find."""
+    if arguments.get("inputs_embeds") is not None:
+        raise ValueError("`inputs_embeds` do not say where the pictures are; pass `input_ids`")
+
+
+def check_ids(arguments: Inputs) -> Tensor:
+    """The ids `[B, L]` of a call; raise `ValueError` if it has none."""
+    check_embeddings(arguments)
+    ids = arguments.get("input_ids")
+    if ids is None:
+        raise ValueError("`input_ids` are missing, but say where the pictures are; pass all of the processor's output")
+    if not isinstance(ids, Tensor) or ids.ndim != 2:
+        raise ValueError(f"`input_ids` must be a tensor of shape [B, L], got {_describe(ids)}")
+    return ids
+
+
+def check_text(family: Family, arguments: Inputs) -> None:
+    """Raise `ValueError` if a call without pictures has a prompt with pictures."""
+    check_embeddings(arguments)
+    if arguments.get("mm_encoder_outputs"):
+        raise ValueError("`mm_encoder_outputs` cannot be shortened; pass the pictures, as `pixel_values`, instead")
+    ids, cache = arguments.get("input_ids"), arguments.get("past_key_values")
+    if isinstance(ids, Tensor) and (cache is None or cache.get_seq_length() == 0):
+        placeholders = int(torch.isin(ids, _visual_ids(family, ids.device)).sum())
+        if placeholders:
+            raise ValueError(
+                f"the prompt has {placeholders} placeholders of pictures, but no pictures; pass `pixel_values` too"
+            )
+
+
+def _visual_ids(family: Family, device: torch.device) -> Tensor:
+    return torch.tensor([family.token_id(kind) for kind in family.kinds], device=device)
+
+
 def check_generation(family: Family, arguments: Inputs) -> None:
-    """Raise `ValueError` if decoding would lose the true positions."""
+    """Raise `ValueError` for a way to generate that would lose pictures or true positions."""
+    ids = check_ids(arguments)
     config = arguments.get("generation_config") or family.target.generation_config
-    use_cache = arguments.get("use_cache")
-    if family.needs_cache and (config.use_cache if use_cache is None else use_cache) is False:
+
+    def option(name: str) -> Any:
+        value = arguments.get(name)
+        return getattr(config, name, None) if value is None else value
+
+    if family.needs_cache and option("use_cache") is False:
         raise ValueError(f"{type(family).__name__} keeps true positions only with a cache; drop use_cache=False")
-    chunk = arguments.get("prefill_chunk_size") or getattr(config, "prefill_chunk_size", None)
-    paged = arguments.get("cache_implementation") or getattr(config, "cache_implementation", None)
-    if chunk or paged == "paged":
-        name = "prefill_chunk_size" if chunk else "cache_implementation='paged'"
-        raise ValueError(f"{name} loses the pictures of a prompt; drop it")
-    last = arguments["input_ids"][:, -1]
-    visual = torch.tensor([family.token_id(kind) for kind in family.kinds], device=last.device)
-    if torch.isin(last, visual).any():
+    for name, message in _LOSING_PICTURES.items():
+        if option(name):
+            raise ValueError(message)
+    if option("cache_implementation") == "paged":
+        raise ValueError("cache_implementation='paged' loses the pictures of a prompt; drop it")
+    if option("guidance_scale") not in (None, 1):
+        raise ValueError("guidance_scale reads a second prompt, after which positions are lost; drop it")
+    if torch.isin(ids[:, -1], _visual_ids(family, ids.device)).any():
         raise ValueError("the prompt ends in a picture, after which decoding loses its position; end it in text")
 
 
@@ -76,6 +147,58 @@ def with_full_ids(function: Callable[..., Any], prompt: Tensor, length: int) -> 
         return function(torch.cat([prompts, input_ids[:, length:]], dim=1), scores, **kwargs)
 
     return call
+
+
+class FullPromptStreamer:
+    """A streamer that is shown the full prompt instead of the shorter one.
+
+    Args:
+        streamer (`BaseStreamer`): the caller's.
+        prompt (`Tensor` of shape `[B, L]`): the full prompt.
+    """
+
+    def __init__(self, streamer: Any, prompt: Tensor) -> None:
+        self.streamer = streamer
+        self.prompt: Tensor | None = prompt
+
+    def put(self, value: Tensor) -> None:
+        """Pass tokens on; the first are the prompt."""
+        self.streamer.put(value if self.prompt is None else self.prompt.cpu())
+        self.prompt = None
+
+    def end(self) -> None:
+        """Pass on that the answer has ended."""
+        self.streamer.end()
+
+
+def show_full_prompt(family: Family, arguments: Inputs, length: int) -> dict[str, Any]:
+    """The arguments of `generate` that see the tokens, so that they see the full prompt instead of the shorter one.
+
+    Args:
+        family (`Family`): the opened model.
+        arguments (`Mapping`): of `generate`, with the full prompt as `input_ids`.
+        length (`int`): tokens of the shorter prompt.
+    """
+    prompt: Tensor = arguments["input_ids"]
+    shown: dict[str, Any] = {}
+    for name in ("logits_processor", "stopping_criteria"):
+        if arguments.get(name):
+            shown[name] = [with_full_ids(function, prompt, length) for function in arguments[name]]
+    if arguments.get("streamer") is not None:
+        shown["streamer"] = FullPromptStreamer(arguments["streamer"], prompt)
+    allowed = arguments.get("prefix_allowed_tokens_fn")
+    if allowed is not None:
+        config = arguments.get("generation_config") or family.target.generation_config
+        beams = arguments.get("num_beams") or config.num_beams or 1
+        # beams of a row share its number; samples of a row have numbers of their own
+        copies = 1 if beams > 1 else arguments.get("num_return_sequences") or config.num_return_sequences or 1
+
+        def allow(row: int, input_ids: Tensor) -> Any:
+            begin = prompt[row // copies].to(input_ids.device)
+            return allowed(row, torch.cat([begin, input_ids[length:]]))
+
+        shown["prefix_allowed_tokens_fn"] = allow
+    return shown
 
 
 def scatter_logits(logits: Tensor, short: Inputs, full: Inputs, visual: Tensor) -> Tensor:

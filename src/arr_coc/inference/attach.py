@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from arr_coc.config import Grid, PromptBudget
 from arr_coc.families.family import open_family
 from arr_coc.gaze.plan import Gaze
+from arr_coc.inference.arguments import check_ids, check_text
 from arr_coc.inference.session import Run, Session
 from arr_coc.prompting.cache import calling, is_called
 from arr_coc.prompting.encodings import Encodings
@@ -28,6 +29,17 @@ from arr_coc.selectors.output import ARRCOCOutput
 _METHODS = ("forward", "generate")
 _ENTRY = "_call_impl"  # what `model(...)` calls, which calls `forward`
 _STATE = "__getstate__"
+# methods that would lead around the selection, and why they are refused
+_REFUSED = {
+    "init_continuous_batching": (
+        "continuous batching (`generate_batch`, `init_continuous_batching`) takes ids alone, so that pictures would be "
+        "lost; use `generate`, or remove the attachment"
+    ),
+    "_replicate_for_data_parallel": (
+        "nn.DataParallel copies a model without its attachment; start one process per device instead, with `torchrun` "
+        "or `accelerate launch`, or show one device in CUDA_VISIBLE_DEVICES"
+    ),
+}
 _HANDLE = "_arr_coc_attachment"
 _ABSENT: Any = object()
 
@@ -84,11 +96,15 @@ class Calls:
             return plain(*args, **kwargs)
         arguments = _name_arguments(type(family.target).forward, args, kwargs)
         if not family.present(arguments) and not session.continues(arguments.get("past_key_values")):
-            self._check_features(arguments)
+            check_text(family, arguments)
             return plain(*args, **kwargs)
+        check_ids(arguments)
+        as_tuple = not arguments.get("return_dict", family.config.return_dict)
+        if as_tuple:
+            arguments["return_dict"] = True  # the session finds cache and logits by their names
         run = session.forward(arguments)
         self.record(run)
-        return run.result
+        return run.result.to_tuple() if as_tuple else run.result
 
     @untraced_itself
     def generate(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -98,21 +114,19 @@ class Calls:
             return plain(*args, **kwargs)
         arguments = _name_arguments(type(family.target).generate, args, kwargs)
         if arguments.get("inputs") is not None:
+            if arguments.get("input_ids") is not None:
+                raise ValueError("`inputs` and `input_ids` are two names of the same; pass one of them")
             arguments["input_ids"] = arguments.pop("inputs")
         cache = arguments.get("past_key_values")
         session.check_cache(cache)
         if not family.present(arguments) and not session.continues(cache):
-            self._check_features(arguments)
+            check_text(family, arguments)
             with calling(family.target):  # its passes have nothing to shorten either
                 return plain(*args, **kwargs)
+        check_ids(arguments)
         run = session.generate(arguments)
         self.record(run)
         return run.result
-
-    @staticmethod
-    def _check_features(arguments: dict[str, Any]) -> None:
-        if arguments.get("mm_encoder_outputs"):
-            raise ValueError("`mm_encoder_outputs` cannot be shortened; pass the pictures, as `pixel_values`, instead")
 
 
 @untraced
@@ -196,6 +210,8 @@ class Attachment:
         entries, inner = dict.fromkeys([model, self._target]), family.inner
         for module in entries:
             module.__dict__[_ENTRY] = MethodType(self._make_entry(), module)
+            for name in _REFUSED:
+                module.__dict__[name] = functools.partial(self._refuse, module, name)
         self._guard: RemovableHandle | None = None
         if inner is not self._target:
             self._guard = inner.register_forward_pre_hook(self._check_inner, with_kwargs=True)
@@ -237,6 +253,12 @@ class Attachment:
             if method is None and not self._calls.removed:
                 self._replacements["forward"] = self._replace("forward")
 
+    def _refuse(self, module: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        """In place of a method that would lead around the selection; our own calls have nothing to select."""
+        if is_called(self._target):
+            return getattr(type(module), name)(module, *args, **kwargs)
+        raise ValueError(_REFUSED[name])
+
     def _check_inner(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Called before the model without its head: nobody may lead full prompts around the selection."""
         headless = module is self._target
@@ -250,7 +272,7 @@ class Attachment:
         """What `copy` and `pickle` take of a module: all but this attachment."""
         cls: Any = type(module)
         state: dict[str, Any] = {**cls.__getstate__(module)}
-        for name in (_STATE, _ENTRY, _HANDLE):
+        for name in (_STATE, _ENTRY, _HANDLE, *_REFUSED):
             state.pop(name, None)
         for name in _METHODS:
             if isinstance(method := state.get(name), Replacement) and method.before is _ABSENT:
@@ -283,7 +305,7 @@ class Attachment:
             self._calls.removed = True
             _clean(self._target)
             for module in self._modules:
-                for name in (_STATE, _ENTRY, _HANDLE):
+                for name in (_STATE, _ENTRY, _HANDLE, *_REFUSED):
                     module.__dict__.pop(name, None)
             if self._guard is not None:
                 self._guard.remove()
