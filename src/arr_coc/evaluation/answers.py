@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from PIL import Image
 
 from arr_coc.config import Budget
 from arr_coc.data.example import Example
@@ -52,11 +53,10 @@ def answer_examples(
     family, chat = open_family(model), ChatTokens.from_tokenizer(processor.tokenizer)
     stream, answers = iter(examples), list[str]()
     while batch := list(islice(stream, batch_size)):
-        conversations, images = [make_messages(example.picture, example.question) for example in batch], None
+        conversations = [make_messages(example.picture, example.question) for example in batch]
+        images: list[Image.Image] | None = None
         if mode == "saccade":
-            replaced = [put_stand_ins(conversation) for conversation in conversations]
-            conversations = [conversation for conversation, _ in replaced]
-            images = [picture for _, pictures in replaced for picture in pictures]
+            conversations, images = put_stand_ins(conversations)
         tell_boxes(selector, batch)
         settings = Settings(mode, budget, None, query_layers, chat, "raise", images, gaze)
         session = Session(family, selector or FullSelector(), settings)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NoReturn, get_args, overload
 
 import numpy as np
 import torch
@@ -28,12 +30,22 @@ from arr_coc.inference.load import (
     load_processor,
     load_selector,
 )
-from arr_coc.inference.messages import Message, PictureLike, check_messages, make_inputs, make_messages, put_stand_ins
+from arr_coc.inference.messages import (
+    Asked,
+    Message,
+    PictureLike,
+    check_messages,
+    make_inputs,
+    make_messages,
+    open_asked,
+    put_stand_ins,
+)
 from arr_coc.inference.session import Run, Session, TokenCount
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.question import ChatTokens
 from arr_coc.prompting.settings import Mode, OnError, Settings
 from arr_coc.realizing import ARRCOCLayer
+from arr_coc.runtime.read_ahead import read_ahead
 from arr_coc.runtime.stopwatch import Stopwatch
 from arr_coc.runtime.tensors import input_device
 from arr_coc.selectors.contract import Selector
@@ -69,7 +81,8 @@ class Answer:
         strategy (`str`): how tokens were chosen: `"relevance"`, `"grid"`, `"all"`, `"weight"`, `"saccade"`, or the
             selector's name.
         reason (`str`): why, in words.
-        timings_ms (`dict[str, float]`): milliseconds by stage: encode, select, prefill, decode.
+        timings_ms (`dict[str, float]`): milliseconds by stage: encode, select, prefill, decode. Answers of one batch
+            share the times of the whole batch.
         words (`tuple[str, ...]`): the question, token by token.
         budget (`int`, `float`, `"auto"` or `dict`, *optional*): the budget in effect; None if all tokens stay.
     """
@@ -332,15 +345,128 @@ class ARRCOCQwen(nn.Module):
             streamer (`BaseStreamer`, *optional*): receives the answer token by token.
             max_new_tokens, do_sample, generation: as in `generate`; one answer, greedy by default.
         """
-        wrong = {"num_return_sequences", "return_dict_in_generate", "generation_config"} & set(generation)
-        if wrong:
-            raise ValueError(f"`answer` returns one text, so it takes no {sorted(wrong)[0]}; use `generate`")
-        mode, session, inputs = self._open_session(pictures, question, budget, mode, gaze, details, encoded)
-        greedy = {} if do_sample else {"temperature": None, "top_p": None, "top_k": None}
-        options = {**greedy, "do_sample": do_sample, "max_new_tokens": max_new_tokens, "streamer": streamer}
-        run = session.generate({**inputs, **options, **generation}, Stopwatch(self.device))
-        text = "" if run.generated is None else self.processor.decode(run.generated[0], skip_special_tokens=True)
-        return self._make_answer(run, mode, text.strip())
+        mode, settings = self._choose_settings(budget, mode, gaze, details, encoded)
+        options = {**_generation_options(max_new_tokens, do_sample, generation), "streamer": streamer}
+        inputs, settings = self._make_prompt([make_messages(pictures, question)], settings)
+        [answer] = self._generate(inputs, mode, settings, options)
+        return answer
+
+    @overload
+    def answer_many(
+        self, questions: Iterable[Asked], *, return_exceptions: Literal[False] = False, **options: Any
+    ) -> Iterator[Answer]: ...
+
+    @overload
+    def answer_many(
+        self, questions: Iterable[Asked], *, return_exceptions: bool, **options: Any
+    ) -> Iterator[Answer | Exception]: ...
+
+    def answer_many(
+        self,
+        questions: Iterable[Asked],
+        *,
+        batch_size: int = 8,
+        budget: PromptBudget | None = None,
+        mode: AnswerMode | None = None,
+        gaze: Gaze | None = None,
+        details: bool = False,
+        return_exceptions: bool = False,
+        max_new_tokens: int = 128,
+        do_sample: bool = False,
+        **generation: Any,
+    ) -> Iterator[Answer | Exception]:
+        """Answer any number of questions in batches, in order, as they would be answered one by one.
+
+        Pictures may have any sizes, and each question its own number of them. A batch takes one call of the vision
+        encoder (in mode `"saccade"` one for the gestalts and one for the cells) and one of the language model.
+        Meanwhile a thread reads `questions` and opens the picture files of the next batch. If the selection fails for
+        one question of a batch, each is asked alone, so that only this one keeps all tokens (see `on_error`).
+
+        Memory: at most `2 * batch_size` questions have their pictures open, as `3 * height * width` bytes each. In mode
+        `"saccade"` the statistics of each picture of a batch are on the device, 1.5 bytes a pixel (up to 6.5 if it has
+        less than 4 megapixels), besides floats of one strip of one picture, at most `2**26` pixels. With 32 pictures of
+        12 megapixels that is 2.3 GB of bytes and 0.6 GB of statistics. In the other modes the processor makes floats of
+        all pictures of a batch, 24 bytes a pixel, after it has resized them to its own limits.
+
+        Args:
+            questions (`Iterable`): pairs `(pictures, question)`, with what [`~ARRCOCQwen.answer`] takes, or None for a
+                question without a picture; or lists of messages, which contain their question. A generator or a
+                `DataLoader` will do.
+            batch_size (`int`, *optional*, defaults to 8): questions in a batch.
+            budget, mode, gaze, details: as in [`~ARRCOCQwen.answer`].
+            return_exceptions (`bool`, *optional*, defaults to `False`): give the exception in place of the answer if a
+                question cannot be asked, as when its picture is damaged, and go on; otherwise it is raised.
+            max_new_tokens, do_sample, generation: as in `generate`.
+
+        Returns:
+            `Iterator[Answer]`: one for each question. Their `outputs` are on the model's device; of a long list, keep
+            what you need.
+
+        Example:
+
+        ```python
+        >>> from importlib.resources import files
+        >>> from arr_coc import ARRCOCQwen
+        >>> vlm = ARRCOCQwen.from_pretrained()
+        >>> examples = files("arr_coc") / "assets" / "examples"
+        >>> asked = [
+        ...     (examples / "camouflage.png", "what does the gray text say?"),
+        ...     (examples / "page.png", "what is the total?"),
+        ... ]
+        >>> [answer.text for answer in vlm.answer_many(asked, budget=0.25)]
+        ['LSNHZ', '$20.10']
+
+        ```
+        """
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise ValueError(f"`batch_size` must be a whole number of at least 1, got {batch_size!r}")
+        if generation.get("streamer") is not None:
+            raise ValueError("a streamer follows one answer; use `answer`")
+        mode, settings = self._choose_settings(budget, mode, gaze, details)
+        options = _generation_options(max_new_tokens, do_sample, generation)
+        answers = self._answer_batches(questions, batch_size, mode, settings, options)
+        return answers if return_exceptions else _raise_exceptions(answers)
+
+    @torch.no_grad()
+    def _answer_batches(
+        self,
+        questions: Iterable[Asked],
+        batch_size: int,
+        mode: AnswerMode,
+        settings: Settings,
+        options: dict[str, Any],
+    ) -> Generator[Answer | Exception]:
+        with closing(read_ahead(map(_try_to_open, questions), ahead=batch_size)) as opened:
+            while batch := list(islice(opened, batch_size)):
+                conversations = [conversation for conversation in batch if not isinstance(conversation, Exception)]
+                answers = iter(self._answer_batch(conversations, mode, settings, options))
+                yield from [item if isinstance(item, Exception) else next(answers) for item in batch]
+
+    def _answer_batch(
+        self,
+        conversations: Sequence[list[dict[str, Any]]],
+        mode: AnswerMode,
+        settings: Settings,
+        options: dict[str, Any],
+    ) -> list[Answer | Exception]:
+        """One answer for each conversation, or why it cannot be asked."""
+        if not conversations:
+            return []
+        alone = len(conversations) == 1
+        try:
+            inputs, with_images = self._make_prompt(conversations, settings)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # such as a picture of a shape that the processor refuses
+            if alone:
+                return [error]
+        else:
+            if not alone and settings.on_error != "raise":
+                with_images = replace(with_images, on_error=_stop_batch)
+            with suppress(_SelectionFailed):
+                return [*self._generate(inputs, mode, with_images, options)]
+        # which question it was shows when each is asked alone
+        return [self._answer_batch([conversation], mode, settings, options)[0] for conversation in conversations]
 
     @property
     def mode(self) -> str:
@@ -372,20 +498,19 @@ class ARRCOCQwen(nn.Module):
         Args:
             pictures, question, budget, mode, gaze, details: as in [`~ARRCOCQwen.answer`].
         """
-        mode, session, inputs = self._open_session(pictures, question, budget, mode, gaze, details)
-        return self._make_answer(session.inspect(inputs, Stopwatch(self.device)), mode, "")
+        mode, settings = self._choose_settings(budget, mode, gaze, details)
+        inputs, settings = self._make_prompt([make_messages(pictures, question)], settings)
+        return self._make_answer(self._open_session(mode, settings).inspect(inputs, Stopwatch(self.device)), mode, "")
 
-    def _open_session(
+    def _choose_settings(
         self,
-        pictures: PictureLike | Message | Iterable[PictureLike | Message],
-        question: str | None,
         budget: PromptBudget | None,
         mode: AnswerMode | None,
         gaze: Gaze | None,
         details: bool,
         encoded: Encodings | None = None,
-    ) -> tuple[AnswerMode, Session, dict[str, Any]]:
-        """The mode, a session in that mode, and the model's inputs."""
+    ) -> tuple[AnswerMode, Settings]:
+        """The mode and the settings of a call: what it names, otherwise the object's."""
         defaults = self._calls.session.settings
         mode = mode or defaults.mode
         if mode not in get_args(AnswerMode):
@@ -398,19 +523,36 @@ class ARRCOCQwen(nn.Module):
             details=details,
             encoded=encoded,
         )
-        messages = make_messages(pictures, question)
-        check_messages(messages, self.processor)
-        native = mode == "saccade"
+        return mode, settings
+
+    def _make_prompt(
+        self, conversations: Sequence[list[dict[str, Any]]], settings: Settings
+    ) -> tuple[dict[str, Any], Settings]:
+        """The model's inputs for a batch, and the settings, which hold the original pictures in mode `saccade`."""
+        for messages in conversations:
+            check_messages(messages, self.processor)
+        native, encoded = settings.mode == "saccade", settings.encoded
         if native or (encoded is not None and encoded.pixels):
-            messages, originals = put_stand_ins(messages)
+            conversations, originals = put_stand_ins(conversations)
             settings = replace(settings, images=originals if native else None)
-        selector = FullSelector() if mode == "full" else self.selector
+        inputs = make_inputs(self.processor, conversations, self.device)
         family = self._calls.session.family
-        session = Session(family, selector, settings, self.model.__call__, self.model.generate)
-        inputs = make_inputs(self.processor, [messages], self.device)
         if encoded is not None and not native and family.present(inputs):
             inputs = share_pixels(family, inputs, encoded)
-        return mode, session, inputs
+        return inputs, settings
+
+    def _open_session(self, mode: AnswerMode, settings: Settings) -> Session:
+        selector = FullSelector() if mode == "full" else self.selector
+        return Session(self._calls.session.family, selector, settings, self.model.__call__, self.model.generate)
+
+    def _generate(
+        self, inputs: dict[str, Any], mode: AnswerMode, settings: Settings, options: dict[str, Any]
+    ) -> list[Answer]:
+        """One answer for each row of the inputs."""
+        run = self._open_session(mode, settings).generate({**inputs, **options}, Stopwatch(self.device))
+        texts = self.processor.batch_decode(run.generated, skip_special_tokens=True)
+        rows = run.split(len(inputs["input_ids"]))
+        return [self._make_answer(row, mode, text.strip()) for row, text in zip(rows, texts, strict=True)]
 
     def _make_answer(self, run: Run, mode: AnswerMode, text: str) -> Answer:
         self._calls.count(run)
@@ -427,6 +569,39 @@ class ARRCOCQwen(nn.Module):
             words=tuple(tokenizer.decode([word]).strip() for ids in run.question[:1] for word in ids.tolist()),
             budget=None if mode == "full" else run.budget,
         )
+
+
+class _SelectionFailed(Exception):
+    """The selection failed for some question of a batch."""
+
+
+def _stop_batch(error: Exception) -> NoReturn:
+    raise _SelectionFailed from error
+
+
+def _try_to_open(asked: Asked) -> list[dict[str, Any]] | Exception:
+    """The conversation with its pictures opened, or why that is not possible."""
+    try:
+        return open_asked(asked)
+    except Exception as error:
+        return error
+
+
+def _raise_exceptions(answers: Generator[Answer | Exception]) -> Iterator[Answer]:
+    with closing(answers):
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+            yield answer
+
+
+def _generation_options(max_new_tokens: int, do_sample: bool, generation: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `generate` that give one text for each question."""
+    wrong = {"num_return_sequences", "return_dict_in_generate", "generation_config"} & set(generation)
+    if wrong:
+        raise ValueError(f"`answer` returns one text, so it takes no {sorted(wrong)[0]}; use `generate`")
+    greedy = {} if do_sample else {"temperature": None, "top_p": None, "top_k": None}
+    return {**greedy, "do_sample": do_sample, "max_new_tokens": max_new_tokens, **generation}
 
 
 def explain(run: Run, mode: str) -> tuple[str, str]:

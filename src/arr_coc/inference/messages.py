@@ -18,6 +18,8 @@ from arr_coc.pixels.files import as_picture
 
 PictureLike = str | Path | Image.Image | np.ndarray
 Message = Mapping[str, Any]
+# Pictures and a question, or a conversation that has both.
+Asked = tuple[PictureLike | Iterable[PictureLike] | None, str] | Message | Iterable[Message]
 
 
 def make_messages(
@@ -30,10 +32,8 @@ def make_messages(
             are dictionaries with `role` and `content`.
         question (`str`, *optional*): may be left out if the messages contain it.
     """
-    if question is not None and not isinstance(question, str):
-        raise TypeError(f"the question must be a string, got {type(question).__name__}")
-    if question is not None and not question.strip():
-        raise ValueError("the question is empty; ask something about the picture")
+    if question is not None:
+        _check_question(question)
     items: list[Any] = [pictures]
     if isinstance(pictures, Iterable) and not isinstance(pictures, str | np.ndarray | Mapping):
         items = list(pictures)
@@ -51,6 +51,30 @@ def make_messages(
     if question is not None:
         messages.append({"role": "user", "content": [{"type": "text", "text": question}]})
     return messages
+
+
+def _check_question(question: object) -> None:
+    if not isinstance(question, str):
+        raise TypeError(f"the question must be a string, got {type(question).__name__}")
+    if not question.strip():
+        raise ValueError("the question is empty; ask something about the picture")
+
+
+def open_asked(asked: Asked) -> list[dict[str, Any]]:
+    """A conversation from a pair of pictures and a question, or from messages; the pictures are opened."""
+    items: list[Any] = [asked]
+    if isinstance(asked, Iterable) and not isinstance(asked, str | np.ndarray | Mapping):
+        items = list(asked)
+    if items and all(isinstance(item, Mapping) for item in items):
+        return make_messages(items, None)
+    if len(items) != 2:
+        given = type(asked).__name__ + (f" of {len(items)}" if isinstance(asked, list | tuple) else "")
+        raise TypeError(f"a question must be a pair (pictures, text) or a list of messages, got {given}")
+    pictures, question = items
+    _check_question(question)
+    if pictures is None:
+        return make_messages({"role": "user", "content": question}, None)
+    return make_messages(pictures, question)
 
 
 def _open_content(content: Any) -> list[Any]:
@@ -79,18 +103,22 @@ def stand_in(picture: Image.Image, pixels: int = 2**16) -> Image.Image:
     return picture.resize(size, Image.Resampling.BILINEAR, reducing_gap=1.0)
 
 
-def put_stand_ins(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Image.Image]]:
-    """The conversation with a small copy of each picture, and the original pictures."""
+def put_stand_ins(
+    conversations: Sequence[Sequence[Message]],
+) -> tuple[list[list[dict[str, Any]]], list[Image.Image]]:
+    """The conversations with a small copy of each picture, and the original pictures."""
     originals: list[Image.Image] = []
-    smaller = []
-    for message in messages:
-        parts = []
-        for part in message["content"]:
-            if part.get("type") == "image":
-                originals.append(part["image"])
-                part = {**part, "image": stand_in(part["image"])}
-            parts.append(part)
-        smaller.append({**message, "content": parts})
+
+    def replace_picture(part: Message) -> Message:
+        if part.get("type") != "image":
+            return part
+        originals.append(part["image"])
+        return {**part, "image": stand_in(part["image"])}
+
+    smaller = [
+        [{**message, "content": [replace_picture(part) for part in message["content"]]} for message in conversation]
+        for conversation in conversations
+    ]
     return smaller, originals
 
 

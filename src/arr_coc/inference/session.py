@@ -109,7 +109,7 @@ class Run:
         return sum(self.used_counts)
 
     def split(self, rows: int) -> list[Run]:
-        """The record of each row of a batch. The times are those of the batch."""
+        """The record of each row of a batch, as if it had been asked alone; only the times are those of the batch."""
         places: list[list[int]] = [[] for _ in range(rows)]  # of the pictures of each row
         for place, span in enumerate([] if self.prompt is None else self.prompt.spans):
             places[span.row].append(place)
@@ -118,12 +118,12 @@ class Run:
                 inputs={},
                 mode=self.mode,
                 selector=self.selector,
-                budget=self.budget,
+                budget=self.budget if own else None,
                 outputs=[self.outputs[place] for place in own],
                 kept=[self.kept[place] for place in own],
                 full_counts=[self.full_counts[place] for place in own],
                 used_counts=[self.used_counts[place] for place in own],
-                question=self.question[row : row + 1],
+                question=self.question[row : row + 1] if own else [],
                 failure=self.failure,
                 inside_layer=self.inside_layer,
                 milliseconds=self.milliseconds,
