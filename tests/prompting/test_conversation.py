@@ -5,12 +5,14 @@ from importlib.resources import files
 import pytest
 import torch
 from simple_selector import GREEDY, ByScore
-from tiny_models import FAMILIES, QWEN, TWO_IMAGES, inputs_for, tiny_model
+from tiny_models import FAMILIES, IMAGE, IMAGE_PROMPT, QWEN, TWO_IMAGES, inputs_for, tiny_model
 
-from arr_coc import ARRCOCConfig, ARRCOCLayer, ARRCOCQwen, attach, create_selector, encode, prepare
+from arr_coc import ARRCOCConfig, ARRCOCLayer, ARRCOCQwen, Gaze, attach, create_selector, encode, prepare
 from arr_coc.families import open_family
 from arr_coc.families.qwen2_vl import Qwen2VL
+from arr_coc.prompting import prefix as prefix_module
 from arr_coc.prompting.encodings import Encodings
+from arr_coc.prompting.prefix import Prefix
 
 EXAMPLES = files("arr_coc") / "assets" / "examples"
 PAGE = ["what is the total?", "what is the title?", "which total is written here?"]
@@ -133,3 +135,154 @@ def test_a_conversation_in_saccades(vlm, encoded_cells):
     needle.ask("what does the sign next to the red star say?", mode="saccade", max_new_tokens=12)
     assert needle.encoder_calls == calls + 1
     assert encoded_cells[0] <= 256
+
+
+LARGE = [("text", 5), ("image", (1, 32, 32)), ("text", 6)]
+WAYS = {
+    "prune": (TWO_IMAGES, None, {"budget": 5}),
+    "full": (TWO_IMAGES, "full", {}),
+    "gestalt stays": (LARGE, None, {"mode": "saccade", "budget": 100, "gaze": Gaze(overlap="keep")}),
+    "gestalt makes room": (LARGE, None, {"mode": "saccade", "budget": 100, "gaze": Gaze(overlap="drop")}),
+}
+
+
+def read_columns(model):
+    """The number of columns of each pass of the language model, from now on."""
+    columns = []
+    hook = lambda module, args, kwargs: columns.append(kwargs["inputs_embeds"].shape[1])  # noqa: E731
+    model.model.language_model.register_forward_pre_hook(hook, with_kwargs=True)
+    return columns
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_what_prompts_have_in_common_is_read_once(family, way):
+    spec, name, settings = WAYS[way]
+    if family == "llava" and "mode" in settings:
+        pytest.skip("LLaVA 1.5 encodes whole pictures only")
+    model = tiny_model(family)
+    selector = create_selector(name) if name else ARRCOCLayer(ARRCOCConfig.for_model(model)).eval()
+    plain, seen, prompts = Encodings(), Encodings(), questions(family, spec)
+    seen.prefix = Prefix()
+    columns, lengths = read_columns(model), []
+    for data in (*prompts, prompts[0]):
+        outs = []
+        for encoded in (plain, seen):
+            with attach(model, selector, on_error="raise", encoded=encoded, **settings):
+                outs.append(model.generate(**data, **GREEDY))
+            lengths.append(columns[0])
+            columns.clear()
+        assert torch.equal(*outs)
+    whole, read = lengths[::2], lengths[1::2]
+    assert read[0] == whole[0]
+    before = prompts[0]["input_ids"][0].tolist().index(IMAGE)
+    # the text before the picture at least; the gestalt too if it stays; all but the question if all tokens stay
+    common = {"full": prompts[0]["input_ids"].shape[1] - 4, "gestalt stays": before + 20}.get(way, before)
+    assert all(0 < now <= all_of_it - common for all_of_it, now in zip(whole[1:], read[1:], strict=True))
+    assert seen.prefix.tokens_read == sum(read)
+    assert seen.nbytes > seen.prefix.nbytes > 0
+
+
+@torch.no_grad()
+def test_only_what_is_the_same_is_reused(monkeypatch):
+    """Another picture of the same size has the same ids and positions; its features tell it apart."""
+    model, prefix = tiny_model("qwen3_vl"), Prefix()
+    columns = read_columns(model)
+    pictures = [inputs_for("qwen3_vl", IMAGE_PROMPT, seed=seed) for seed in (0, 0, 1)]
+    pictures[2]["input_ids"] = pictures[0]["input_ids"]
+
+    def ask(data, prefix):
+        seen = Encodings()
+        seen.prefix = prefix
+        with attach(model, create_selector("full"), on_error="raise", encoded=seen):
+            return model.generate(**data, **GREEDY)
+
+    expected = [ask(data, None) for data in pictures]
+    columns.clear()
+    for data, wanted in zip(pictures, expected, strict=True):
+        assert torch.equal(ask(data, prefix), wanted)
+    whole, picture = data["input_ids"].shape[1], data["input_ids"][0].tolist().index(IMAGE)
+    assert [count for count in columns if count > 1] == [whole, whole - picture]  # the second read its last token only
+    monkeypatch.setattr(prefix_module, "_count_common", lambda *_: whole - 2)
+    assert not torch.equal(ask(pictures[0], prefix), expected[0])  # the control: keys and values of the other picture
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_beams": 2}, {"num_return_sequences": 2, "do_sample": True}, {"return_dict_in_generate": True},
+     {"use_cache": False}, {"prompt_lookup_num_tokens": 2}, {"cache_implementation": "static"}],
+)  # fmt: skip
+@torch.no_grad()
+def test_other_ways_to_decode_read_the_whole_prompt(options):
+    model, seen = tiny_model("qwen2_5_vl"), Encodings()
+    seen.prefix = Prefix()
+    data, other = questions("qwen2_5_vl", IMAGE_PROMPT)
+    given = {**GREEDY, **options}
+    with attach(model, ByScore(), budget=3):
+        torch.manual_seed(0)
+        expected = model.generate(**other, **given)
+    with attach(model, ByScore(), budget=3, encoded=seen) as run:
+        model.generate(**data, **GREEDY)
+        read = seen.prefix.tokens_read
+        torch.manual_seed(0)
+        found = model.generate(**other, **given)
+        assert torch.equal(*(getattr(out, "sequences", out) for out in (found, expected)))
+        assert seen.prefix.tokens_read == 2 * read
+        model.generate(**other, **GREEDY)  # goes on from the first again
+    assert 2 * read < seen.prefix.tokens_read < 3 * read
+    assert run.kept
+
+
+@torch.no_grad()
+def test_batches_and_linear_attention_read_the_whole_prompt():
+    for family, specs in (("qwen2_vl", (IMAGE_PROMPT, IMAGE_PROMPT)), ("qwen3_5", (IMAGE_PROMPT,))):
+        model, seen = tiny_model(family), Encodings()
+        seen.prefix = Prefix()
+        data = inputs_for(family, *specs)
+        with attach(model, ByScore(), budget=3):
+            expected = model.generate(**data, **GREEDY)
+        with attach(model, ByScore(), budget=3, encoded=seen):
+            assert torch.equal(model.generate(**data, **GREEDY), expected)
+            read = seen.prefix.tokens_read
+            assert torch.equal(model.generate(**data, **GREEDY), expected)
+        assert seen.prefix.tokens_read == 2 * read
+
+
+@torch.no_grad()
+def test_after_a_call_that_failed_the_whole_prompt_is_read():
+    model, seen = tiny_model("qwen2_vl"), Encodings()
+    seen.prefix = Prefix()
+    data, _ = questions("qwen2_vl", IMAGE_PROMPT)
+
+    def fail(ids, scores):
+        raise RuntimeError("no")
+
+    with attach(model, ByScore(), budget=3, encoded=seen):
+        expected = model.generate(**data, **GREEDY)
+        read = seen.prefix.tokens_read
+        with pytest.raises(RuntimeError, match="no"):
+            model.generate(**data, **GREEDY, logits_processor=[fail])
+        assert seen.prefix.tokens_read == read + 1
+        assert torch.equal(model.generate(**data, **GREEDY), expected)
+    assert seen.prefix.tokens_read == 2 * read + 1
+
+
+@pytest.mark.slow
+def test_a_conversation_reads_what_its_prompts_have_in_common_once(vlm):
+    signs = [f"what does the sign next to the {thing} say?" for thing in ("black ring", "red star")]
+    for picture, asked, remember, options in (
+        ("needle.png", signs, False, {"mode": "saccade", "gaze": Gaze(overlap="keep")}),
+        ("page.png", PAGE, True, {"mode": "full"}),
+        ("page.png", PAGE, False, {}),
+    ):
+        together, read = vlm.look(EXAMPLES / picture, remember=remember), []
+        for question in asked:
+            alone = vlm.look(EXAMPLES / picture)  # the control: nothing to reuse
+            alone.turns = list(together.turns) if remember else []
+            answers = [talk.ask(question, max_new_tokens=12, **options).text for talk in (together, alone)]
+            assert answers[0] == answers[1]
+            read.append(alone.tokens_read)
+        assert read[0] < together.tokens_read < sum(read)
+        if "mode" in options:  # gestalt or picture: most of the prompt
+            assert together.tokens_read < read[0] + 0.7 * sum(read[1:])

@@ -1,4 +1,7 @@
-"""Many questions about one picture: it is processed and encoded once, and each question chooses its own tokens."""
+"""Many questions about one picture: it is processed and encoded once, and each question chooses its own tokens.
+
+What a prompt has in common with the one before, from its beginning on, is not read again: its keys and values are kept.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from arr_coc.families.family import Family
 from arr_coc.inference.messages import Message, PictureLike, make_messages
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.layout import read_prompt
+from arr_coc.prompting.prefix import Prefix
 from arr_coc.prompting.resize import restate_prompt
 
 if TYPE_CHECKING:
@@ -17,6 +21,11 @@ if TYPE_CHECKING:
 
 class Conversation:
     """Questions about the same pictures; [`ARRCOCQwen.look`] starts one.
+
+    Each question continues from the keys and values of the one before as far as both prompts begin in the same way: the
+    text before the picture, in mode `saccade` also the gestalt if saccades do not replace any of it, in mode `full`
+    everything but the new question. The model must stay as it is meanwhile. With beam search, for example, and with
+    models that have linear attention, the whole prompt is read.
 
     Args:
         vlm (`ARRCOCQwen`): answers them.
@@ -51,6 +60,11 @@ class Conversation:
         """How often the vision encoder ran."""
         return sum(encodings.calls for encodings in self._encodings.values())
 
+    @property
+    def tokens_read(self) -> int:
+        """How many tokens of prompts the language model read; what earlier prompts began with is not read again."""
+        return sum(prefix.tokens_read for encodings in self._encodings.values() if (prefix := encodings.prefix))
+
     def ask(self, question: str, *, mode: Any = None, **options: Any) -> Answer:
         """Answer a question.
 
@@ -62,7 +76,10 @@ class Conversation:
         shown = [] if before else self._pictures
         turn = {"role": "user", "content": [*shown, {"type": "text", "text": question}]}
         native = (mode or self.vlm.mode) == "saccade"
-        encoded = self._encodings.setdefault(native, Encodings())
+        if native not in self._encodings:
+            self._encodings[native] = Encodings()
+            self._encodings[native].prefix = Prefix()
+        encoded = self._encodings[native]
         answer = self.vlm.answer([*before, turn], mode=mode, encoded=encoded, **options)
         self.turns = [*before, turn, {"role": "assistant", "content": [{"type": "text", "text": answer.text}]}]
         return answer

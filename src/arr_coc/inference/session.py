@@ -325,12 +325,17 @@ class Session:
         if watch.on:
             options["logits_processor"] = [first_token, *options.get("logits_processor", [])]
         begin = watch.now() if watch.on else 0.0
+        prefix = None if self.settings.encoded is None else self.settings.encoded.prefix
+        if prefix is not None:
+            options |= prefix.begin(self.family, arguments, run.inputs, run.holding)
         run.result = self._call(self._generate, run, options)
         if watch.on:
             watch.milliseconds |= {"prefill": first_token.at - begin, "decode": watch.now() - first_token.at}
         is_tensor = isinstance(run.result, Tensor)
         sequences = run.result if is_tensor else run.result.sequences
         run.generated = sequences[:, length:]
+        if prefix is not None:
+            prefix.keep(run.generated)
         # callers cut off the prompt they passed: out[:, input_ids.shape[1]:]
         prompts = prompt_ids.repeat_interleave(len(sequences) // len(prompt_ids), dim=0)
         sequences = torch.cat([prompts, run.generated], dim=1)

@@ -153,6 +153,8 @@ class Holding:
 
     def followed_by(self, piece: Piece) -> Holding:
         """The shortened prompt and a piece after it. The prompt that the caller passed, `full_ids`, stays."""
+        if not piece.ids.shape[1]:
+            return self
         mask = torch.ones_like(piece.ids) if piece.mask is None else piece.mask.long()
         positions = piece.positions
         if positions is None:

@@ -18,6 +18,7 @@ from arr_coc.gaze.gestalt import encode_gestalts
 from arr_coc.gaze.plan import GazePlan
 from arr_coc.gaze.source import PictureSource
 from arr_coc.pixels.mipmaps import Mipmaps
+from arr_coc.prompting.prefix import Prefix
 
 # On CUDA, cells of a further question are encoded in numbers that are multiples of this.
 STEP = 64
@@ -57,11 +58,13 @@ class Encodings:
     Attributes:
         calls (`int`): how often the encoder ran.
         pixels (`dict[str, Tensor]`): the processor's pixels, if they are shared too.
+        prefix (`Prefix`, *optional*): keys and values of the last prompt, if they are shared too.
     """
 
     def __init__(self) -> None:
         self.calls = 0
         self.pixels: dict[str, Tensor] = {}
+        self.prefix: Prefix | None = None
         self._grids: list[tuple[str, Grid]] | None = None
         self._full: dict[str, tuple[set[EncoderLayer], Encoded]] = {}
         self._pictures: dict[str, list[Tensor] | None] = {}
@@ -149,7 +152,7 @@ class Encodings:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the features and pictures take."""
+        """Bytes that features, pictures, keys and values take."""
         encoded = [known for _, known in self._full.values()] + [known.encoded for known in self._gestalts.values()]
         tensors = [level for known in encoded for level in (known.features, *known.deepstack)]
         tensors += [level for store in self._cells.values() for level in store.levels]
@@ -157,7 +160,7 @@ class Encodings:
         measured = [mipmaps for known in self._gestalts.values() for mipmaps in known.mipmaps if mipmaps is not None]
         tensors += [tensor for mipmaps in measured for tensor in mipmaps.tensors if tensor is not None]
         tensors += self.pixels.values()
-        return sum(tensor.nbytes for tensor in tensors)
+        return sum(tensor.nbytes for tensor in tensors) + (0 if self.prefix is None else self.prefix.nbytes)
 
 
 def _fill_up(store: _Cells, cells: Tensor) -> Tensor:

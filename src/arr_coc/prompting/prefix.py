@@ -1,0 +1,132 @@
+"""The last prompt that the language model read: its keys and values serve the next prompt as far as both are the same.
+
+Two prompts about one picture begin with the same text. In mode `saccade` the gestalt follows, also the same if the
+saccades do not replace any of it. The rule is general: what is reused is the longest common beginning, in which every
+token has the same id, the same position and, if it is visual, the same features.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from arr_coc.families.family import Family, Inputs, read_levels
+from arr_coc.prompting.cache import Holding, append, drop, mark_cache, rest_of, text_piece
+
+# Options of `generate` with which one row is decoded token by token in a dynamic cache that nobody else has.
+_PLAIN: dict[str, tuple[Any, ...]] = {
+    "past_key_values": (None,),
+    "use_cache": (None, True),
+    "cache_implementation": (None,),
+    "return_dict_in_generate": (None, False),
+    "num_beams": (None, 1),
+    "num_return_sequences": (None, 1),
+    "guidance_scale": (None, 1),
+    "penalty_alpha": (None, 0),
+    "assistant_model": (None,),
+    "assistant_early_exit": (None,),
+    "prompt_lookup_num_tokens": (None,),
+    "use_mtp": (None, False),
+    "custom_generate": (None,),
+}
+
+
+class _Read(NamedTuple):
+    """A cache, what it holds, and the features `[N, D]` of its visual tokens on every level, by kind of picture."""
+
+    cache: Any
+    holding: Holding
+    features: dict[str, tuple[Tensor, ...]]
+
+
+class Prefix:
+    """Keys and values of the last prompt, of one row. They are those of one model, which must not change meanwhile.
+
+    Attributes:
+        tokens_read (`int`): tokens of prompts that the language model read.
+    """
+
+    def __init__(self) -> None:
+        self.tokens_read = 0
+        self._last: _Read | None = None
+        self._reading: _Read | None = None  # what the call that goes on now will have read
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that keys, values and features take."""
+        if self._last is None:
+            return 0
+        states = [tensor for layer in self._last.cache.layers for tensor in (layer.keys, layer.values)]
+        levels = [level for kind in self._last.features.values() for level in kind]
+        return sum(tensor.nbytes for tensor in states + levels)
+
+    def begin(self, family: Family, arguments: Inputs, inputs: Inputs, holding: Holding | None) -> dict[str, Any]:
+        """What to change in `inputs` so that a call of `generate` reads only what is new in its prompt.
+
+        Args:
+            family (`Family`): the opened model.
+            arguments (`Mapping`): arguments of `generate`, as the caller passed them.
+            inputs (`Mapping`): the model's arguments for the whole prompt.
+            holding (`Holding`, *optional*): what a cache of the whole prompt holds; None if nobody knows beforehand.
+        """
+        self._reading, changed, common = None, dict[str, Any](), 0
+        if holding is not None and "mm_encoder_outputs" in inputs and _is_plain(family, arguments):
+            changed, common = self._continue(family, inputs, holding)
+        self.tokens_read += inputs["input_ids"].numel() - common
+        return changed
+
+    def _continue(self, family: Family, inputs: Inputs, holding: Holding) -> tuple[dict[str, Any], int]:
+        """The changed arguments, and the number of tokens that are not read again."""
+        last, self._last = self._last, None  # should the call fail, nobody knows what the cache holds
+        features = {kind: read_levels(output) for kind, output in inputs["mm_encoder_outputs"].items()}
+        common = 0 if last is None else _count_common(family, last, holding, features)
+        if last is None or not common:
+            cache = DynamicCache(config=family.config.get_text_config(decoder=True))
+            if any(type(layer) is not DynamicLayer for layer in cache.layers):
+                return {}, 0  # from linear attention, for one, nothing can be dropped for the next prompt
+            changed: dict[str, Any] = {"past_key_values": cache}
+        else:
+            drop(family, last.cache, torch.arange(last.holding.length, device=last.holding.mask.device)[None] < common)
+            added, _ = append(family, last.cache, rest_of(family, inputs, holding, common), decode=True)
+            changed = {"mm_encoder_outputs": None, **added}
+        self._reading = _Read(changed["past_key_values"], holding, features)
+        return changed, common
+
+    def keep(self, generated: Tensor) -> None:
+        """Keep what the call has read, and what it has generated `[1, n]`, for the next prompt."""
+        if self._reading is not None:
+            cache, holding, features = self._reading
+            answer = generated[:, : cache.get_seq_length() - holding.length]  # the last token was not read
+            held = holding.followed_by(text_piece(answer))
+            mark_cache(cache, held)
+            self._last, self._reading = _Read(cache, held, features), None
+
+
+def _is_plain(family: Family, arguments: Inputs) -> bool:
+    """Whether a call of `generate` reads one row and decodes it token by token, greedily or by sampling."""
+    config = arguments.get("generation_config") or family.target.generation_config
+
+    def option(name: str) -> Any:
+        value = arguments.get(name)
+        return getattr(config, name, None) if value is None else value
+
+    one_row = len(arguments["input_ids"]) == 1 and not family.target.training
+    return one_row and all(option(name) in allowed for name, allowed in _PLAIN.items())
+
+
+def _count_common(family: Family, last: _Read, holding: Holding, features: dict[str, tuple[Tensor, ...]]) -> int:
+    """Tokens of the longest common beginning; fewer than the prompt has, because its last token must be read."""
+    held = last.holding
+    count = min(held.length, holding.length - 1)
+    ids, positions = holding.short_ids[0, :count], holding.positions[:, 0, :count]
+    same = (ids == held.short_ids[0, :count]) & (positions == held.positions[:, 0, :count]).all(dim=0)  # [count]
+    for kind, levels in features.items():
+        columns = (ids == family.token_id(kind)).nonzero()[:, 0]
+        for new, old in zip(levels, last.features.get(kind, levels), strict=True):
+            rows = min(len(columns), len(old))
+            same[columns[:rows]] &= (new[:rows] == old[:rows]).all(dim=1)
+    return int(same.long().cumprod(dim=0).sum())
