@@ -21,7 +21,14 @@ from torch import Tensor
 from arr_coc.config import PromptBudget
 from arr_coc.families.family import Family, IncompleteFamilyError, Inputs
 from arr_coc.gaze.plan import DEFAULT_BUDGET
-from arr_coc.inference.arguments import adjust_limits, check_arguments, check_generation, scatter_logits, with_full_ids
+from arr_coc.inference.arguments import (
+    adjust_limits,
+    check_arguments,
+    check_generation,
+    check_text,
+    scatter_logits,
+    show_full_prompt,
+)
 from arr_coc.prompting.cache import Holding, calling, cut_of, holding_of, mark_cache
 from arr_coc.prompting.inside_model import InsideModel, check_decoding, check_inside
 from arr_coc.prompting.layout import Prompt, check_selections
@@ -193,6 +200,7 @@ class Session:
             watch (`Stopwatch`, *optional*): times the stages `encode` and `select`.
         """
         if not self.family.present(inputs):
+            check_text(self.family, inputs)
             return Run(dict(inputs), self.settings.mode, selector_name(self.selector))
         check_arguments(inputs)
         steps = self._make_steps(inputs)
@@ -318,9 +326,7 @@ class Session:
                 run = Run(self._continue(arguments, holding), self.settings.mode, selector_name(self.selector))
         length = run.inputs["input_ids"].shape[1]
         options = adjust_limits(self.family, arguments, length - prompt_ids.shape[1])
-        for name in ("logits_processor", "stopping_criteria"):
-            if arguments.get(name):
-                options[name] = [with_full_ids(function, prompt_ids, length) for function in arguments[name]]
+        options |= show_full_prompt(self.family, arguments, length)
         first_token = _FirstToken(watch)
         if watch.on:
             options["logits_processor"] = [first_token, *options.get("logits_processor", [])]
