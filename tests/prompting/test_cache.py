@@ -1,6 +1,7 @@
 """Caches across turns: the reference is one pass over the whole conversation with the same tokens dropped."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -25,7 +26,17 @@ from arr_coc import ARRCOCConfig, ARRCOCLayer, attach, create_selector
 from arr_coc.families import open_family
 from arr_coc.families.family import Encoded, read_levels
 from arr_coc.inference.session import Session
-from arr_coc.prompting.cache import Role, append, calling, drop, holding_of, mark_cache, text_piece, visual_piece
+from arr_coc.prompting.cache import (
+    Role,
+    append,
+    calling,
+    drop,
+    holding_of,
+    mark_cache,
+    piece_of,
+    text_piece,
+    visual_piece,
+)
 from arr_coc.prompting.settings import Settings
 
 TURN = torch.arange(FIRST_WORD, FIRST_WORD + 7)[None]
@@ -407,6 +418,30 @@ def test_questions_of_different_lengths_are_padded(opened):
     with calling(reading.model):
         reading.check(reading.model(**arguments).logits[:, -1])
     assert holding.next_position.tolist() == [row.next for row in reading.rows]
+
+
+@pytest.mark.parametrize("specs", [[TWO_IMAGES], [IMAGE_PROMPT, SMALL]])
+@torch.no_grad()
+def test_a_prompt_can_be_read_piece_by_piece(opened, specs):
+    name, model = opened
+    run = Session(open_family(model), ByScore(), Settings(budget=3, on_error="raise")).prepare(inputs_for(name, *specs))
+    family, length = open_family(model), run.holding.length
+    expected = model.generate(**run.inputs, **GREEDY)
+    for ends in ([5], [length - 2], [4, 6, length - 1]):
+        cache = DynamicCache()
+        mark_cache(cache, run.holding.nothing())
+        for start, stop in itertools.pairwise([0, *ends]):
+            arguments, holding = append(family, cache, piece_of(family, run.inputs, run.holding, start, stop))
+            with calling(model):
+                model(**arguments)
+            mark_cache(cache, holding)
+        before = holding.next_position
+        arguments, holding = append(family, cache, piece_of(family, run.inputs, run.holding, stop), decode=True)
+        with calling(model):
+            assert torch.equal(model.generate(**arguments, **GREEDY), expected)
+        assert torch.equal(holding.next_position, run.holding.next_position)
+        if stop == length - 2:  # text goes on where it does in the whole prompt
+            assert torch.equal(before, run.holding.next_position - 2)
 
 
 @torch.no_grad()

@@ -41,7 +41,7 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Tokens to add to a cache; [`text_piece`], [`visual_piece`] and [`rest_of`] make one.
+    """Tokens to add to a cache; [`text_piece`], [`visual_piece`] and [`piece_of`] make one.
 
     Args:
         ids (`Tensor` of shape `[B, n]`): the tokens, with placeholders for visual ones.
@@ -51,6 +51,8 @@ class Piece:
         roles (`Tensor` of shape `[B, n]`): the [`Role`] of each.
         cells (`Tensor` of shape `[B, n]`): for a visual token, the cell of its picture whose place it takes; else -1.
         features (`dict[str, Sequence[Encoded]]`): for each kind of picture, the visual tokens of each row.
+        next_position (`Tensor` of shape `[B]`, *optional*): where the text after the piece begins; by default after its
+            last text, and where it would have begun before if it has none.
     """
 
     ids: Tensor
@@ -59,6 +61,7 @@ class Piece:
     roles: Tensor
     cells: Tensor
     features: Mapping[str, Sequence[Encoded]] = field(default_factory=dict)
+    next_position: Tensor | None = None
 
 
 def text_piece(ids: Tensor, mask: Tensor | None = None, positions: Tensor | None = None) -> Piece:
@@ -160,14 +163,16 @@ class Holding:
         if positions is None:
             after = self.next_position[:, None] + mask.cumsum(dim=1) - 1  # [B, n]
             positions = (after * mask).expand(len(self.positions), -1, -1)
-        # text that comes later goes on after the last text of the piece; visual tokens have places of their own
-        ends = torch.where(piece.roles == Role.TEXT, positions.amax(dim=0) + 1, 0).amax(dim=1)  # [B]
+        next_position = piece.next_position
+        if next_position is None:  # visual tokens take places of their picture, so text alone counts
+            ends = torch.where(piece.roles == Role.TEXT, positions.amax(dim=0) + 1, 0).amax(dim=1)  # [B]
+            next_position = torch.where(ends > 0, ends, self.next_position)
         return Holding(
             self.full_ids,
             torch.cat([self.short_ids, piece.ids], dim=1),
             torch.cat([self.mask, mask], dim=1),
             torch.cat([self.positions, positions], dim=2),
-            torch.where(ends > 0, ends, self.next_position),
+            next_position,
             torch.cat([self.roles, piece.roles], dim=1),
             torch.cat([self.cells, piece.cells], dim=1),
         )
@@ -182,6 +187,11 @@ class Holding:
             roles=self.roles.gather(1, columns).masked_fill(~valid, Role.PADDING),
             cells=self.cells.gather(1, columns).masked_fill(~valid, -1),
         )
+
+    def nothing(self) -> Holding:
+        """What a cache holds before it reads the first of this prompt."""
+        none = self.mask.new_zeros(len(self.mask), 0, dtype=torch.bool)
+        return replace(self.take(none.long(), none, 0), next_position=torch.zeros_like(self.next_position))
 
     def take_rows(self, rows: Tensor) -> Holding:
         """Rows `[b]` of the batch."""
@@ -326,27 +336,43 @@ def _join_features(family: Family, pieces: Sequence[Piece]) -> dict[str, Any]:
     return outputs
 
 
-def rest_of(family: Family, arguments: Inputs, holding: Holding, start: int) -> Piece:
-    """The columns of a shortened prompt from `start` on, to be added to a cache that holds the columns before.
+def piece_of(family: Family, arguments: Inputs, holding: Holding, start: int = 0, stop: int | None = None) -> Piece:
+    """The columns of a shortened prompt from `start` to `stop`, to be added to a cache that holds those before.
+
+    A cache that holds none yet is marked with `holding.nothing()`.
 
     Args:
         family (`Family`): the opened model.
         arguments (`Mapping`): the model's arguments for the whole prompt, with `mm_encoder_outputs`.
         holding (`Holding`): what a cache of the whole prompt holds.
-        start (`int`): the first column of the rest.
+        start (`int`, *optional*, defaults to 0): the first column.
+        stop (`int`, *optional*): the first column that is left out; by default none is.
     """
+    stop = holding.length if stop is None else stop
     features = {}
     for kind, output in arguments.get("mm_encoder_outputs", {}).items():
         visual = holding.short_ids == family.token_id(kind)  # [B, L']
-        before, counts = (columns.sum(dim=1).tolist() for columns in (visual[:, :start], visual))
-        rows = [torch.split(level, counts) for level in read_levels(output)]
-        levels = [[part[skipped:] for part, skipped in zip(level, before, strict=True)] for level in rows]
+        firsts, lasts, counts = (
+            columns.sum(dim=1).tolist() for columns in (visual[:, :start], visual[:, :stop], visual)
+        )
+        levels = [
+            [rows[first:last] for rows, first, last in zip(torch.split(level, counts), firsts, lasts, strict=True)]
+            for level in read_levels(output)
+        ]
         features[kind] = [Encoded(row[0], row[1:]) for row in zip(*levels, strict=True)]
-    mask = None if len(holding.mask) == 1 else holding.mask[:, start:]  # a single row is not padded
+    # text goes on where the first text after these columns stands, if there is any
+    after = torch.where(holding.roles == Role.TEXT, holding.positions.amax(dim=0), torch.iinfo(torch.long).max)
+    first_text = torch.cat([after[:, stop:], holding.next_position[:, None]], dim=1).amin(dim=1)  # [B]
+    columns = slice(start, stop)
     return Piece(
-        holding.short_ids[:, start:], mask, holding.positions[:, :, start:],
-        holding.roles[:, start:], holding.cells[:, start:], features,
-    )  # fmt: skip
+        holding.short_ids[:, columns],
+        None if len(holding.mask) == 1 else holding.mask[:, columns],  # a single row is not padded
+        holding.positions[:, :, columns],
+        holding.roles[:, columns],
+        holding.cells[:, columns],
+        features,
+        first_text,
+    )
 
 
 def _open(cache: Any) -> Holding:

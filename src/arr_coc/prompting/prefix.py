@@ -15,7 +15,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from arr_coc.families.family import Family, Inputs, read_levels
-from arr_coc.prompting.cache import Holding, append, drop, mark_cache, rest_of, text_piece
+from arr_coc.prompting.cache import Holding, append, drop, mark_cache, piece_of, text_piece
 
 # Options of `generate` with which one row is decoded token by token in a dynamic cache that nobody else has.
 _PLAIN: dict[str, tuple[Any, ...]] = {
@@ -84,17 +84,17 @@ class Prefix:
         last, self._last = self._last, None  # should the call fail, nobody knows what the cache holds
         features = {kind: read_levels(output) for kind, output in inputs["mm_encoder_outputs"].items()}
         common = 0 if last is None else _count_common(family, last, holding, features)
-        if last is None or not common:
+        if last is not None and common:
+            cache = last.cache
+            drop(family, cache, torch.arange(last.holding.length, device=last.holding.mask.device)[None] < common)
+        else:
             cache = DynamicCache(config=family.config.get_text_config(decoder=True))
             if any(type(layer) is not DynamicLayer for layer in cache.layers):
                 return {}, 0  # from linear attention, for one, nothing can be dropped for the next prompt
-            changed: dict[str, Any] = {"past_key_values": cache}
-        else:
-            drop(family, last.cache, torch.arange(last.holding.length, device=last.holding.mask.device)[None] < common)
-            added, _ = append(family, last.cache, rest_of(family, inputs, holding, common), decode=True)
-            changed = {"mm_encoder_outputs": None, **added}
-        self._reading = _Read(changed["past_key_values"], holding, features)
-        return changed, common
+            mark_cache(cache, holding.nothing())
+        added, _ = append(family, cache, piece_of(family, inputs, holding, common), decode=True)
+        self._reading = _Read(cache, holding, features)
+        return {"mm_encoder_outputs": None, **added}, common
 
     def keep(self, generated: Tensor) -> None:
         """Keep what the call has read, and what it has generated `[1, n]`, for the next prompt."""
