@@ -80,6 +80,7 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
     """
 
     ordered = True
+    checked = True
     structure_channels: Tensor
 
     def __init__(self, config: ARRCOCConfig, text_detector: TextDetector | None = None) -> None:

@@ -34,6 +34,7 @@ from arr_coc.prompting.settings import Settings
 from arr_coc.texture import describe
 from arr_coc.training.estimators import EstimatingSelector
 
+CPU = torch.device("cpu")
 CELL = PATCH * MERGE
 LARGE = [("text", 4), ("image", (1, 24, 40)), ("text", 6)]  # 12 x 20 cells
 SMALL = [("text", 9), ("image", (1, 4, 8)), ("text", 3)]
@@ -121,7 +122,7 @@ def test_only_tokens_that_are_covered_entirely_make_room():
 
 
 def test_places_of_the_gestalt_are_in_the_middle_of_what_it_stands_for():
-    assert place_gestalt(GazePlan((1, 2, 2), 3, 4, 1, 8), (1, 6, 6)).tolist() == [7, 10, 25, 28]
+    assert place_gestalt(GazePlan((1, 2, 2), 3, 4, 1, 8), (1, 6, 6), CPU).tolist() == [7, 10, 25, 28]
 
 
 # sights
@@ -241,7 +242,7 @@ def test_gestalt_first_then_saccades_at_their_places(family):
     origin = opened.positions(inputs)[:, 0, 5].tolist()  # of the first visual token
     _, rows, columns = (prepared["position_ids"][1:, 0, visual] - torch.tensor(origin)[:, None]).tolist()
     cells = [row * 20 + column for row, column in zip(rows, columns, strict=True)]
-    assert cells[: cell_count(plan.gestalt)] == place_gestalt(plan, (1, 12, 20)).tolist()
+    assert cells[: cell_count(plan.gestalt)] == place_gestalt(plan, (1, 12, 20), CPU).tolist()
     saccades = cells[cell_count(plan.gestalt) :]
     assert len(set(saccades)) == 60 - cell_count(plan.gestalt)
     inside = {row * 20 + column for row in range(6, 9) for column in range(10, 14)}

@@ -7,7 +7,7 @@ which do not return it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -94,6 +94,7 @@ class EncoderReader:
         layers (`Sequence[EncoderLayer]`): the recorded layers.
         depth (`int`): number of layers in the encoder.
         attending (`Sequence[int]`, *optional*): layers that attend to the whole picture; all by default.
+        recorded (`Mapping[int, Mapping]`, *optional*): the arguments of each recorded layer, which `read` reads.
     """
 
     def __init__(
@@ -102,14 +103,25 @@ class EncoderReader:
         layers: Sequence[EncoderLayer],
         depth: int,
         attending: Sequence[int] | None = None,
+        recorded: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> None:
         self.depth = depth
         self.attending = range(depth) if attending is None else attending
         self.layers = {self._find(layer) for layer in layers}
-        self._read = read
+        self._read, self._recorded = read, recorded or {}
         # plain dictionaries: a cache on bound methods would be a reference cycle that keeps the encoder's tensors alive
         self._inputs: dict[int, LayerInput] = {}
         self._attention: dict[int, Tensor] = {}
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors that it keeps."""
+        known = [value for layer in self._inputs.values() for value in vars(layer).values()]
+        values: list[Any] = [*known, *self._attention.values()]
+        for arguments in self._recorded.values():
+            for value in arguments.values():
+                values += value if isinstance(value, tuple | list) else [value]
+        return [value for value in values if isinstance(value, Tensor)]
 
     def attention(self, layer: EncoderLayer) -> Tensor:
         """Attention `[N]` that the cells of all pictures receive."""

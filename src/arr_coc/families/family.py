@@ -109,10 +109,12 @@ class Family:
         with keep_inputs(modules, [find_layer(layer, len(modules), attending) for layer in layers]) as kept:
             features, deepstack = self.run_encoder(inputs, kind)
 
-        def read(layer: int) -> LayerInput:
-            return self.read_layer(modules[layer], kept[layer], inputs, kind)
+        described = {name: inputs[name] for name in self.needs(inputs)}  # without the pixels, which may be large
 
-        return Encoded(features, deepstack, EncoderReader(read, layers, len(modules), attending))
+        def read(layer: int) -> LayerInput:
+            return self.read_layer(modules[layer], kept[layer], described, kind)
+
+        return Encoded(features, deepstack, EncoderReader(read, layers, len(modules), attending, kept))
 
     def encode_cells(
         self, patches: Tensor, cells: Sequence[Tensor], grids: Sequence[Grid], replay: bool = False

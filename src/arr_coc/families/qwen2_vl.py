@@ -17,6 +17,7 @@ from arr_coc.families.encoder_attention import LayerInput
 from arr_coc.families.encoder_graph import call_encoder
 from arr_coc.families.family import Encoded, Family, Inputs, read_levels, register_family
 from arr_coc.pixels.patches import CLIP_MEAN, CLIP_STD, patches_from_picture, picture_from_patches
+from arr_coc.runtime.tensors import upload
 
 
 @register_family("qwen2_vl")
@@ -151,7 +152,7 @@ class Qwen2VL(Family):
     def state_grids(self, kind: str, grids: Sequence[Grid], device: torch.device) -> dict[str, Tensor]:
         """The patch grids."""
         merge = self.config.vision_config.spatial_merge_size
-        return {f"{kind}_grid_thw": torch.tensor([(t, h * merge, w * merge) for t, h, w in grids], device=device)}
+        return {f"{kind}_grid_thw": upload(torch.tensor([(t, h * merge, w * merge) for t, h, w in grids]), device)}
 
     def cut(self) -> dict[str, Any]:
         """How pictures are cut into patches."""

@@ -65,7 +65,7 @@ def make_gestalts(
     by_picture = zip(*(torch.split(level, counts) for level in (encoded.features, *encoded.deepstack)), strict=True)
     gestalts = []
     for levels, plan, grid, question in zip(by_picture, plans, grids, words, strict=True):
-        places = place_gestalt(plan, grid).to(levels[0].device)
+        places = place_gestalt(plan, grid, levels[0].device)
         if plan.squeeze == 1:
             gestalts.append(Gestalt(levels[0].detach(), levels, places))
             continue

@@ -16,6 +16,7 @@ from torch import Tensor
 from arr_coc.attending import resolve_budget
 from arr_coc.config import Budget, Grid, cell_count
 from arr_coc.gaze.compression import HALVING, MOST_SIDE, Compress, check_compress
+from arr_coc.runtime.tensors import constant
 
 Overlap = Literal["auto", "keep", "drop"]
 Order = Literal["raster", "relevance"]
@@ -152,8 +153,10 @@ def _shrink(grid: Grid, scale: int) -> Grid:
     return 1, -(-grid[1] // scale), -(-grid[2] // scale)
 
 
-def open_windows(windows: Tensor, plan: GazePlan, grid: Grid, most: int) -> Tensor:
+def open_windows(windows: Tensor, plan: GazePlan, grid: Grid, most: int, enough: bool = False) -> Tensor:
     """Cells `[k]` of windows `[m]`, window by window; at most `most`, and none outside the picture.
+
+    If there are known to be `enough`, they are found without waiting for the device to count them.
 
     Example:
 
@@ -172,39 +175,42 @@ def open_windows(windows: Tensor, plan: GazePlan, grid: Grid, most: int) -> Tens
     columns = windows[:, None, None] % across * plan.side + inside  # [m, 1, side]
     cells = (rows * grid[2] + columns).flatten()
     in_picture = ((rows < grid[1]) & (columns < grid[2])).flatten()
+    if enough:
+        return cells[in_picture.logical_not().int().argsort(stable=True)[:most]]
     return cells[in_picture][:most]
 
 
 def count_beyond(plan: GazePlan, grid: Grid) -> int:
-    """Number of windows that lie wholly outside the picture.
+    """Number of cells of the windows that lie outside the picture.
 
     Example:
 
     ```python
     >>> from arr_coc.gaze.plan import GazePlan, count_beyond
     >>> count_beyond(GazePlan(gestalt=(1, 2, 2), scale=4, saccades=6, side=2, tokens=10), (1, 6, 8))
-    4
+    16
 
     ```
     """
-    inside = [-(-cells // plan.side) for cells in grid[1:]]
-    return cell_count(plan.windows) - inside[0] * inside[1]
+    return cell_count(plan.windows) * plan.side**2 - cell_count(grid)
 
 
-def place_gestalt(plan: GazePlan, grid: Grid) -> Tensor:
+@constant
+def place_gestalt(plan: GazePlan, grid: Grid, device: torch.device) -> Tensor:
     """The middle cell `[g]` of the cells under each token of the gestalt.
 
     Example:
 
     ```python
+    >>> import torch
     >>> from arr_coc.gaze.plan import GazePlan, place_gestalt
-    >>> place_gestalt(GazePlan((1, 1, 2), 3, 4, 1, 6), (1, 3, 6)).tolist()
+    >>> place_gestalt(GazePlan((1, 1, 2), 3, 4, 1, 6), (1, 3, 6), torch.device("cpu")).tolist()
     [7, 10]
 
     ```
     """
     rows, columns = (
-        (torch.arange(parts) * plan.scale + (plan.scale - 1) // 2).clamp(max=cells - 1)
+        (torch.arange(parts, device=device) * plan.scale + (plan.scale - 1) // 2).clamp(max=cells - 1)
         for parts, cells in zip(plan.gestalt[1:], grid[1:], strict=True)
     )
     return (rows[:, None] * grid[2] + columns).flatten()

@@ -18,6 +18,7 @@ from arr_coc.gaze.plan import Gaze
 from arr_coc.inference.arguments import check_ids, check_text
 from arr_coc.inference.session import Run, Session
 from arr_coc.prompting.cache import calling, is_called
+from arr_coc.prompting.encoding_cache import EncodingCache
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.question import ChatTokens, Ints, choose_chat
 from arr_coc.prompting.settings import Mode, OnError, Settings
@@ -290,7 +291,7 @@ class Attachment:
     @property
     def kept(self) -> list[tuple[Grid, Ints]]:
         """For each picture of this thread's last call, its grid and the cells whose tokens stayed."""
-        return self._calls.last.kept
+        return list(self._calls.last.kept)
 
     @property
     def fallbacks(self) -> int:
@@ -367,7 +368,7 @@ def attach(
     processor: Any = None,
     on_error: OnError = "full",
     gaze: Gaze | None = None,
-    encoded: Encodings | None = None,
+    encoded: Encodings | EncodingCache | None = None,
     full_logits: bool = False,
 ) -> Attachment:
     """Let `model(**inputs)` and `model.generate(**inputs)` select visual tokens, until `remove()` or the end of `with`.

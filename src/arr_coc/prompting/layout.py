@@ -7,7 +7,7 @@ all its threads for each of these small steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from arr_coc.prompting.cache import Holding, Role
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.question import Bools, Ints
 from arr_coc.prompting.settings import Mode
+from arr_coc.runtime.tensors import upload
 from arr_coc.selectors.contract import Selection
 
 
@@ -42,12 +43,14 @@ class Prompt:
         mask (`ndarray` of shape `[B, L]`): False where padded.
         spans (`list[Span]`): its pictures, images before clips, each kind in the order of the prompt.
         labels (`ndarray` of shape `[B, L]`, *optional*): the tokens to learn.
+        inputs (`dict`): the inputs that it was read from, all but pixels on the host.
     """
 
     ids: Ints
     mask: Bools
     spans: list[Span]
     labels: Ints | None = None
+    inputs: dict[str, Any] = field(default_factory=dict)
 
     @property
     def counts(self) -> list[int]:
@@ -67,13 +70,17 @@ def read_prompt(family: Family, inputs: Inputs) -> Prompt:
     missing = [name for name in family.needs(inputs) if inputs.get(name) is None]
     if missing:
         raise ValueError(f"`{missing[0]}` is missing; pass all of the processor's output")
-    ids = inputs["input_ids"].cpu().numpy()
+    # the device is idle still: later transfers would wait for it
+    described = {"input_ids", "attention_mask", "labels", *family.consumed} - {*family.pixel_names.values()}
+    on_host = {name: value.cpu() for name, value in inputs.items() if name in described and isinstance(value, Tensor)}
+    inputs = {**inputs, **on_host}
+    ids = inputs["input_ids"].numpy()
     mask, labels = inputs.get("attention_mask"), inputs.get("labels")
     if mask is None and len(ids) > 1 and (ids == family.pad_id()).any():
         raise ValueError("a batch with padding needs its `attention_mask`; pass all of the processor's output")
-    valid = np.ones(ids.shape, dtype=bool) if mask is None else mask.bool().cpu().numpy()
+    valid = np.ones(ids.shape, dtype=bool) if mask is None else mask.bool().numpy()
     spans = [span for kind in family.present(inputs) for span in _find_spans(family, kind, inputs, ids, valid)]
-    return Prompt(ids, valid, spans, None if labels is None else labels.cpu().numpy())
+    return Prompt(ids, valid, spans, None if labels is None else labels.numpy(), inputs)
 
 
 def _find_spans(family: Family, kind: str, inputs: Inputs, ids: Ints, mask: Bools) -> list[Span]:
@@ -126,7 +133,7 @@ def choose_columns(prompt: Prompt, kept: Sequence[Ints], device: torch.device) -
     # left padding: the prompt's last token stays last
     source = np.stack([np.pad(row, (longest - len(row), 0)) for row in rows])
     valid = np.arange(longest) >= longest - np.array([len(row) for row in rows])[:, None]
-    return torch.from_numpy(source).to(device), torch.from_numpy(valid).to(device)
+    return upload(torch.from_numpy(source), device), upload(torch.from_numpy(valid), device)
 
 
 def check_selections(spans: Sequence[Span], selections: Sequence[Selection]) -> list[Ints]:
@@ -164,22 +171,39 @@ def build(
     selections: Sequence[Selection],
     chosen: Sequence[Ints],
     mode: Mode,
-    gestalt: Sequence[int] | None = None,
-    cells: Tensor | None = None,
+    gazes: Sequence[Gazed] | None = None,
 ) -> tuple[dict[str, Any], Holding]:
-    """The model's arguments for the shorter prompt, given the positions `[P, B, L]` of the full one.
+    """The model's arguments for the shorter prompt, and what a cache that it fills will hold.
 
-    Also returns what a cache that it fills will hold. `gestalt` says how many of the first tokens of each picture are
-    its gestalt, by default none; `cells` `[B, L]` whose places its visual tokens take, by default their own.
+    Args:
+        family (`Family`): the opened model.
+        inputs (`Mapping`): the inputs of the call; what describes the full prompt is taken from `prompt` instead.
+        prompt (`Prompt`): the full prompt.
+        positions (`Tensor` of shape `[P, B, L]`): its positions, on the host.
+        encoded, selections, chosen: for each kind what was encoded, and for each picture what was selected of it, and
+            the cells `[K]` whose columns the selected tokens take.
+        mode (`str`): how the prompt is shortened.
+        gazes (`Sequence[Gazed]`, *optional*): for each picture the cells whose places its tokens take instead.
     """
-    ids: Tensor = inputs["input_ids"]
-    source, valid = choose_columns(prompt, chosen, ids.device)
-    short_mask = valid.long()
-    short_positions = positions.gather(2, source.expand(positions.shape[0], -1, -1)) * valid
-    mask = inputs.get("attention_mask")
+    device = inputs["input_ids"].device
+    source, valid = choose_columns(prompt, chosen, torch.device("cpu"))
     # decoding continues after the last position of the full prompt
-    next_position = (positions if mask is None else positions * mask.bool()).amax(dim=(0, 2)) + 1  # [B]
-    short_ids = ids.gather(1, source).masked_fill(~valid, family.pad_id())
+    mask = torch.from_numpy(prompt.mask)
+    next_position = (positions * mask).amax(dim=(0, 2)) + 1  # [B]
+    roles, cells = _describe(prompt, [0] * len(chosen) if gazes is None else [gazed.gestalt for gazed in gazes])
+    described = [torch.from_numpy(prompt.ids), roles, cells]
+    padding = [family.pad_id(), int(Role.PADDING), -1]
+    if prompt.labels is not None:
+        described, padding = [*described, torch.from_numpy(prompt.labels)], [*padding, -100]
+    full = torch.cat([torch.stack(described), positions])  # [n, B, L]
+    fill = torch.tensor([*padding, *[0] * len(positions)])[:, None, None]
+    short = torch.where(valid, full.gather(2, source.expand(len(full), -1, -1)), fill)
+    short = upload(torch.cat([valid.long()[None], short]), device)  # [n + 1, B, L'], in one transfer
+    short_mask, short_ids, short_roles, short_cells = short[:4]
+    short_positions = short[-len(positions) :]
+    if gazes is not None:
+        _place(gazes, prompt, positions, source, short_positions, short_cells)
+    next_position = upload(next_position, device)
     arguments = {name: value for name, value in inputs.items() if name not in family.consumed}
     arguments |= {
         "input_ids": short_ids,
@@ -187,12 +211,39 @@ def build(
         **family.place(short_mask, short_positions, next_position),
         "mm_encoder_outputs": _gather_features(family, encoded, prompt.spans, selections, mode),
     }
-    if inputs.get("labels") is not None:
-        arguments["labels"] = inputs["labels"].gather(1, source).masked_fill(~valid, -100)
-    roles, own_cells = _describe(prompt, gestalt or [0] * len(prompt.spans)).to(ids.device)
-    short_roles = roles.gather(1, source).masked_fill(~valid, Role.PADDING)
-    short_cells = (own_cells if cells is None else cells).gather(1, source).masked_fill(~valid, -1)
+    if prompt.labels is not None:
+        arguments["labels"] = short[4]
+    ids: Tensor = inputs["input_ids"]
     return arguments, Holding(ids, short_ids, short_mask, short_positions, next_position, short_roles, short_cells)
+
+
+class Gazed(NamedTuple):
+    """The cells `[k]` of a grid whose places the tokens of a picture take; the first `gestalt` are its gestalt's."""
+
+    cells: Tensor
+    grid: Grid
+    gestalt: int
+
+
+def _place(
+    gazes: Sequence[Gazed], prompt: Prompt, positions: Tensor, source: Tensor, placed: Tensor, cells: Tensor
+) -> None:
+    """Write the positions `[3, B, L']` of cells, and the cells `[B, L']`, into the shorter prompt on the device.
+
+    Only the device knows which cells they are. `positions` `[3, B, L]` are those of the full prompt and `source`
+    `[B, L']` its columns, both on the host.
+    """
+    for gazed, span in zip(gazes, prompt.spans, strict=True):
+        count, width = len(gazed.cells), gazed.grid[2]
+        begin = int(
+            (source[span.row] == int(span.columns[0])).nonzero()[-1, 0]
+        )  # padding, on the left, has a column too
+        run = slice(begin, begin + count)
+        chosen = gazed.cells.to(placed.device)
+        first = positions[:, span.row, int(span.columns[0])].tolist()
+        for axis, place in enumerate((0 * chosen, chosen // width, chosen % width)):
+            placed[axis, span.row, run] = place + first[axis]
+        cells[span.row, run] = chosen
 
 
 def _describe(prompt: Prompt, gestalt: Sequence[int]) -> Tensor:

@@ -46,7 +46,7 @@ class Pruning(Shortening):
 
     def _read_text(self) -> None:
         self.words = self._embed_question(self.inputs, self.prompt)
-        self.positions = self.family.positions(self.inputs)
+        self.positions = self.family.positions(self.prompt.inputs)
 
     def encode(self) -> None:
         """Encode all pictures, and record the encoder layers that the selector reads."""

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arr_coc.families.family import Family
+from arr_coc.runtime.tensors import upload
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -195,4 +196,4 @@ def find_query(
 @torch.no_grad()
 def embed_question(family: Family, question: Sequence[Tensor], device: torch.device, layers: int = 0) -> list[Tensor]:
     """Embeddings `[Q, D]` of each question's ids `[Q]`, after this many layers of the language model."""
-    return [family.embed_words(ids.to(device), layers) for ids in question]
+    return [family.embed_words(upload(ids, device), layers) for ids in question]

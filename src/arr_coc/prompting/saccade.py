@@ -23,11 +23,11 @@ from arr_coc.gaze.plan import Gaze, GazePlan, count_beyond, open_windows, plan_g
 from arr_coc.gaze.source import NativeSource, PictureSource, ProcessedSource
 from arr_coc.pixels.mipmaps import Mipmaps
 from arr_coc.prompting.encodings import Encodings, encode_cells
-from arr_coc.prompting.layout import Prompt, build, read_prompt
+from arr_coc.prompting.layout import Gazed, Prompt, build, read_prompt
 from arr_coc.prompting.resize import restate_prompt, select_counts
 from arr_coc.prompting.settings import Settings
 from arr_coc.prompting.sharing import share_budget
-from arr_coc.prompting.shortening import Shortened, Shortening
+from arr_coc.prompting.shortening import KeptCells, Shortened, Shortening
 from arr_coc.selectors.contract import Selection, TokenSelector, VisualQuery
 
 
@@ -64,16 +64,18 @@ class Saccading(Shortening):
         rows = [span.row for span in self.prompt.spans]
         budgets = share_budget(self.settings.budget, rows, list(map(cell_count, self.grids)))
         self.plans = [plan_gaze(grid, budget, self.gaze) for grid, budget in zip(self.grids, budgets, strict=True)]
-        gaze_grids = [_placeholder_grid(grid, plan) for grid, plan in zip(self.grids, self.plans, strict=True)]
-        self.gaze_inputs = restate_prompt(self.family, self.inputs, self.prompt, gaze_grids)
-        self.gaze_prompt = read_prompt(self.family, self.gaze_inputs)
-        words = self._embed_question(self.gaze_inputs, self.gaze_prompt)
-        self.words = [words[span.row] for span in self.gaze_prompt.spans]
-        self.positions = self.family.positions(self.gaze_inputs)
         known = None if self.shared is None else self.shared.mipmaps(self.plans)
         if known is None:
             known = [_measure(source, plan) for source, plan in zip(self.sources, self.plans, strict=True)]
         self.mipmaps = known
+        # the rest happens on the host, while the device measures
+        gaze_grids = [_placeholder_grid(grid, plan) for grid, plan in zip(self.grids, self.plans, strict=True)]
+        self.gaze_prompt = read_prompt(
+            self.family, restate_prompt(self.family, self.prompt.inputs, self.prompt, gaze_grids)
+        )
+        words = self._embed_question(self.inputs, self.gaze_prompt)
+        self.words = [words[span.row] for span in self.gaze_prompt.spans]
+        self.positions = self.family.positions(self.gaze_prompt.inputs)
 
     def encode(self) -> None:
         """Encode the gestalts."""
@@ -92,9 +94,10 @@ class Saccading(Shortening):
         ]  # fmt: skip
         self.selector.check(queries)
         self.windows = _choose_windows(self.selector, queries, self.plans, self.grids)
-        _check_windows(self.windows, self.plans)
+        if not self.selector.checked:
+            _check_windows(self.windows, self.plans)
         self.saccades = [
-            _list_saccades(selection, plan, grid, self.gaze)
+            _list_saccades(selection, plan, grid, self.gaze, self.selector.ordered)
             for selection, plan, grid in zip(self.windows, self.plans, self.grids, strict=True)
         ]
 
@@ -111,27 +114,29 @@ class Saccading(Shortening):
     def build(self) -> Shortened:
         """Build the prompt: gestalt, then saccades, each token at the position of its cell."""
         selections = _join(self.gestalts, self.encoded_cells, self.windows, self.saccades, self.plans, self.sources)
-        positions, cells = _place(self.positions, self.gaze_prompt, selections, self.sources)
-        # the positions are set: here each token just takes the next placeholder
+        gestalt = [
+            # a picture that is its own gestalt was read at full resolution everywhere
+            0 if plan.scale == 1 else len(selection.indices) - len(saccades.cells)
+            for plan, selection, saccades in zip(self.plans, selections, self.saccades, strict=True)
+        ]
+        gazes = [
+            Gazed(selection.indices, grid, count)
+            for selection, grid, count in zip(selections, self.grids, gestalt, strict=True)
+        ]
+        # each token just takes the next placeholder
         numbered = [
             replace(selection, indices=torch.arange(len(selection.indices), device=selection.indices.device))
             for selection in selections
         ]
         chosen = [np.arange(len(selection.indices)) for selection in selections]
-        encoded = {"image": self.encoded}
-        # a picture that is its own gestalt was read at full resolution everywhere
-        gestalt = [
-            0 if plan.scale == 1 else len(tokens) - len(saccades.cells)
-            for plan, tokens, saccades in zip(self.plans, chosen, self.saccades, strict=True)
-        ]
         inputs, holding = build(
-            self.family, self.gaze_inputs, self.gaze_prompt, positions, encoded, numbered, chosen, "saccade", gestalt,
-            cells,
+            self.family, self.inputs, self.gaze_prompt, self.positions, {"image": self.encoded}, numbered, chosen,
+            "saccade", gazes,
         )  # fmt: skip
-        kept = [
-            (grid, np.arange(cell_count(grid)) if plan.scale == 1 else saccades.cells.cpu().numpy())
+        kept = KeptCells(
+            (grid, np.arange(cell_count(grid)) if plan.scale == 1 else saccades.cells)
             for grid, plan, saccades in zip(self.grids, self.plans, self.saccades, strict=True)
-        ]
+        )
         outputs = [None if selection is None else selection.output for selection in self.windows]
         return Shortened(inputs, outputs, kept, list(map(cell_count, self.grids)), list(map(len, chosen)), holding)
 
@@ -151,20 +156,6 @@ def _placeholder_grid(grid: Grid, plan: GazePlan) -> Grid:
     longer = max(grid[1:])
     most = plan.tokens + (cell_count(plan.gestalt) if plan.saccades is None else 0)
     return 1, longer, -(-most // longer)
-
-
-def _place(
-    positions: Tensor, prompt: Prompt, selections: Sequence[Selection], sources: Sequence[PictureSource]
-) -> tuple[Tensor, Tensor]:
-    """Positions `[3, B, L]` in which the first tokens of each picture have those of their cells; and the cells."""
-    positions, placed = positions.clone(), positions.new_full(positions.shape[1:], -1)  # placed: [B, L]
-    for span, selection, source in zip(prompt.spans, selections, sources, strict=True):
-        cells, width = selection.indices, source.grid[2]
-        columns = torch.from_numpy(span.columns[: len(cells)]).to(positions.device)
-        places = torch.stack([0 * cells, cells // width, cells % width]).to(positions.device)  # [3, k]
-        positions[:, span.row, columns] = positions[:, span.row, columns[:1]] + places
-        placed[span.row, columns] = cells.to(placed)
-    return positions, placed
 
 
 def _check_support(family: Family, inputs: Inputs, selector: TokenSelector) -> None:
@@ -219,8 +210,10 @@ def _choose_windows(
         replaces = plan.drop and plan.saccades and selector.ordered
         cells = plan.tokens if replaces else plan.saccades or 0
         count = -(-cells // plan.side**2)
-        if cells and selector.ordered:  # the selector may pick windows beyond the picture's edge, which hold no cells
-            count += count_beyond(plan, grid)
+        if (
+            cells and selector.ordered
+        ):  # the selector may pick windows at or beyond the picture's edge, with fewer cells
+            count = -(-(cells + count_beyond(plan, grid)) // plan.side**2)
         counts.append(min(count, cell_count(plan.windows)))
     return select_counts(selector, queries, counts)
 
@@ -241,13 +234,14 @@ def _check_windows(windows: Sequence[Selection | None], plans: Sequence[GazePlan
         raise ValueError(f"`Selection.indices` must name cells of `VisualQuery.cells`, here {total}, none beyond")
 
 
-def _list_saccades(selection: Selection | None, plan: GazePlan, grid: Grid, gaze: Gaze) -> _Saccades:
-    """The cells of the chosen windows of one picture, as many as fit."""
+def _list_saccades(selection: Selection | None, plan: GazePlan, grid: Grid, gaze: Gaze, ordered: bool) -> _Saccades:
+    """The cells of the chosen windows of one picture, as many as fit; an `ordered` selector was asked for enough."""
     if selection is None:
         return _Saccades(torch.zeros(0, dtype=torch.long), None)
     windows = selection.by_relevance()
     most = plan.tokens if plan.saccades is None or plan.drop else plan.saccades
-    cells, gestalt_mask = open_windows(windows, plan, grid, most), None
+    enough = ordered and plan.saccades is not None
+    cells, gestalt_mask = open_windows(windows, plan, grid, most, enough), None
     if plan.drop:
         cells, gestalt_mask = replace_covered(cells, plan, grid)
     return _Saccades(cells.sort().values if gaze.order == "raster" else cells, gestalt_mask)

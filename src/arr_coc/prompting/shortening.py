@@ -7,6 +7,7 @@ calls `keep_all` instead of the last two steps, or raises.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,12 +16,33 @@ from torch import Tensor
 from arr_coc.config import Grid, cell_count
 from arr_coc.families.family import Family, Inputs
 from arr_coc.prompting.cache import Holding
+from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.layout import Prompt
 from arr_coc.prompting.question import Ints, embed_question, find_query
 from arr_coc.prompting.settings import Settings
 from arr_coc.selectors.output import ARRCOCOutput
 
-Kept = list[tuple[Grid, Ints]]
+Kept = Sequence[tuple[Grid, Ints]]
+
+
+class KeptCells(Sequence[tuple[Grid, Ints]]):
+    """For each picture its grid and the cells whose tokens stayed; they leave the device when somebody looks at them.
+
+    Args:
+        pictures (`Iterable[tuple[Grid, Tensor | ndarray]]`): the grid and the cells `[k]` of each picture.
+    """
+
+    def __init__(self, pictures: Iterable[tuple[Grid, Tensor | Ints]]) -> None:
+        self._pictures = list(pictures)
+
+    def __len__(self) -> int:
+        return len(self._pictures)
+
+    def __getitem__(self, place: Any) -> Any:
+        self._pictures = [
+            (grid, cells.cpu().numpy() if isinstance(cells, Tensor) else cells) for grid, cells in self._pictures
+        ]
+        return self._pictures[place]
 
 
 class Shortened(NamedTuple):
@@ -58,7 +80,8 @@ class Shortening(ABC):
 
     def __init__(self, family: Family, inputs: Inputs, settings: Settings) -> None:
         self.family, self.inputs, self.settings = family, inputs, settings
-        self.shared = settings.encoded
+        # a session has looked into a cache before
+        self.shared = settings.encoded if isinstance(settings.encoded, Encodings) else None
         self.question: list[Tensor] = []  # token ids [Q] of each row's question
 
     @abstractmethod

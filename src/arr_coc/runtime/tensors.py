@@ -1,4 +1,4 @@
-"""Tensor helpers: a cache for constant tensors (grids, kernels, orders), row normalisation, a model's device."""
+"""Tensor helpers: a cache for constant tensors (grids, kernels), uploads, row normalisation, a model's device."""
 
 from __future__ import annotations
 
@@ -57,6 +57,11 @@ def collect_constants() -> Iterator[list[Tensor]]:
         yield _local.collected
     finally:
         _local.collected = None
+
+
+def upload(value: Tensor, device: torch.device) -> Tensor:
+    """Copy a small tensor of the host to a device without waiting for what the device is doing."""
+    return value.to(device, non_blocking=True)
 
 
 def unit_rows(x: Tensor) -> Tensor:

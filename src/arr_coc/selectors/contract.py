@@ -148,6 +148,7 @@ class TokenSelector(ABC):
         default_budget: the budget if none is given.
         ordered: whether selections have an order of relevance. Mode `"saccade"` then asks for as many cells as may fit
             and reads them in that order until the budget is used.
+        checked: whether selections are right by construction, so that nobody must look at them on the host.
         encoder_layers: encoder layers whose attention or keys `select` reads; they are recorded while the picture is
             encoded, without a second pass. Negative numbers count from the end; a float is a share of the depth and
             means the nearest layer that attends to the whole picture.
@@ -157,6 +158,7 @@ class TokenSelector(ABC):
     keeps_cells: ClassVar[bool] = True
     default_budget: Budget = DEFAULT_RATIO
     ordered: bool = False
+    checked: ClassVar[bool] = False
     encoder_layers: tuple[EncoderLayer, ...] = ()
 
     @property
