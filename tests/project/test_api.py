@@ -19,6 +19,7 @@ PUBLIC = {
     "Answer": "(text, outputs, kept, tokens, strategy, reason, timings_ms, words, budget)",
     "Attachment": "(model, selector, settings)",
     "ChatTokens": "(start, end, user, newline)",
+    "EncodingCache": "(limit_bytes)",
     "Gaze": "(*, gestalt, overlap, fixation, order, compress)",
     "LanguageSelector": "()",
     "PictureSelector": "()",

@@ -41,6 +41,7 @@ from arr_coc.inference.messages import (
     put_stand_ins,
 )
 from arr_coc.inference.session import Run, Session, TokenCount
+from arr_coc.prompting.encoding_cache import EncodingCache
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.question import ChatTokens
 from arr_coc.prompting.settings import Mode, OnError, Settings
@@ -322,7 +323,7 @@ class ARRCOCQwen(nn.Module):
         mode: AnswerMode | None = None,
         gaze: Gaze | None = None,
         details: bool = False,
-        encoded: Encodings | None = None,
+        encoded: Encodings | EncodingCache | None = None,
         streamer: Any = None,
         max_new_tokens: int = 128,
         do_sample: bool = False,
@@ -340,8 +341,8 @@ class ARRCOCQwen(nn.Module):
                 the pictures at their own resolution; overrides the object's.
             gaze (`Gaze`, *optional*): for mode `"saccade"`; overrides the object's.
             details (`bool`, *optional*, defaults to `False`): keep the layer's texture and the pull of each word.
-            encoded (`Encodings`, *optional*): what earlier questions about the same pictures encoded; see
-                [`~ARRCOCQwen.look`].
+            encoded (`Encodings` or `EncodingCache`, *optional*): what earlier questions about the same pictures
+                encoded; see [`~ARRCOCQwen.look`]. A cache finds the pictures by their content.
             streamer (`BaseStreamer`, *optional*): receives the answer token by token.
             max_new_tokens, do_sample, generation: as in `generate`; one answer, greedy by default.
         """
@@ -508,7 +509,7 @@ class ARRCOCQwen(nn.Module):
         mode: AnswerMode | None,
         gaze: Gaze | None,
         details: bool,
-        encoded: Encodings | None = None,
+        encoded: Encodings | EncodingCache | None = None,
     ) -> tuple[AnswerMode, Settings]:
         """The mode and the settings of a call: what it names, otherwise the object's."""
         defaults = self._calls.session.settings
@@ -531,7 +532,8 @@ class ARRCOCQwen(nn.Module):
         """The model's inputs for a batch, and the settings, which hold the original pictures in mode `saccade`."""
         for messages in conversations:
             check_messages(messages, self.processor)
-        native, encoded = settings.mode == "saccade", settings.encoded
+        native = settings.mode == "saccade"
+        encoded = settings.encoded if isinstance(settings.encoded, Encodings) else None
         if native or (encoded is not None and encoded.pixels):
             conversations, originals = put_stand_ins(conversations)
             settings = replace(settings, images=originals if native else None)

@@ -15,6 +15,7 @@ from arr_coc.families.family import Family, Inputs, open_family
 from arr_coc.gaze.plan import Gaze
 from arr_coc.inference.session import Run, Session, TokenCount
 from arr_coc.prompting.cache import Holding
+from arr_coc.prompting.encoding_cache import EncodingCache
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.layout import read_prompt
 from arr_coc.prompting.question import ChatTokens, choose_chat
@@ -164,7 +165,7 @@ def prepare(
     on_error: OnError = "full",
     images: Sequence[Image.Image | Tensor] | None = None,
     gaze: Gaze | None = None,
-    encoded: Encodings | None = None,
+    encoded: Encodings | EncodingCache | None = None,
 ) -> Prepared:
     """Shorten a prompt to the visual tokens that a selector keeps, as ordinary arguments for the model.
 
@@ -191,8 +192,8 @@ def prepare(
             of the prompt, RGB, or `[3, H, W]` of bytes. Cells are cut from them at their own resolution; the
             processor's pixels only hold their places. By default cells are cut from the processor's pixels.
         gaze (`Gaze`, *optional*): for `"saccade"`, how tokens are shared between gestalt and saccades.
-        encoded (`Encodings`, *optional*): what was encoded of the same pictures, from [`encode`]; what this question
-            encodes is added to it.
+        encoded (`Encodings` or `EncodingCache`, *optional*): what was encoded of the same pictures, from [`encode`];
+            what this question encodes is added to it. A cache finds the pictures by their content.
 
     Returns:
         `Prepared`: a `dict` for `model(**prepared)` or `model.generate(**prepared)`, which also says what was kept.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
@@ -30,6 +31,8 @@ from arr_coc.inference.arguments import (
     show_full_prompt,
 )
 from arr_coc.prompting.cache import Holding, calling, cut_of, holding_of, mark_cache
+from arr_coc.prompting.encoding_cache import EncodingCache
+from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.inside_model import InsideModel, check_decoding, check_inside
 from arr_coc.prompting.layout import Prompt, check_selections
 from arr_coc.prompting.prune import KeepingAll, Pruning
@@ -203,7 +206,16 @@ class Session:
             check_text(self.family, inputs)
             return Run(dict(inputs), self.settings.mode, selector_name(self.selector))
         check_arguments(inputs)
-        steps = self._make_steps(inputs)
+        encoded = self.settings.encoded
+        if not isinstance(encoded, EncodingCache):
+            return self._shorten(self._make_steps(inputs, encoded), inputs, watch)
+        with ExitStack() as stack:
+            with watch.stage("encode"):
+                encodings = stack.enter_context(encoded.open(self.family, inputs, self.settings.images))
+            return self._shorten(self._make_steps(inputs, encodings), inputs, watch)
+
+    def _shorten(self, steps: Shortening, inputs: Inputs, watch: Stopwatch) -> Run:
+        """Take the steps from a full prompt to a shorter one."""
         with watch.stage("select"):
             steps.read()
             if self.family.headless:
@@ -235,9 +247,9 @@ class Session:
             holding=None if short.holding is None else replace(short.holding, full_ids=inputs["input_ids"]),
         )
 
-    def _make_steps(self, inputs: Inputs) -> Shortening:
+    def _make_steps(self, inputs: Inputs, encoded: Encodings | None) -> Shortening:
         """The steps that shorten a prompt for this kind of selector and this mode."""
-        arguments = self.family, inputs, self.settings
+        arguments = self.family, inputs, replace(self.settings, encoded=encoded)
         if self._inside is not None:
             return KeepingAll(*arguments)
         if isinstance(self.selector, TokenSelector):

@@ -53,7 +53,7 @@ class Encodings:
     """What was encoded of the pictures of a prompt. Pass it with further questions about the same pictures.
 
     It belongs to the pictures of one prompt, in their order. [`~arr_coc.encode`] makes one; each question that it is
-    passed with adds what it had to encode.
+    passed with adds what it had to encode. What it keeps carries no gradients.
 
     Attributes:
         calls (`int`): how often the encoder ran.
@@ -82,6 +82,7 @@ class Encodings:
                 f"{[grid for _, grid in grids]}; encode these pictures first"
             )
 
+    @torch.no_grad()
     def full(self, family: Family, inputs: Inputs, kind: str, layers: Sequence[EncoderLayer] = ()) -> Encoded:
         """All pictures of a kind encoded whole, with the named encoder layers recorded."""
         known = self._full.get(kind)
@@ -97,6 +98,7 @@ class Encodings:
             self._pictures[kind] = family.pictures(inputs, kind)
         return self._pictures[kind]
 
+    @torch.no_grad()
     def gestalts(
         self, family: Family, sources: Sequence[PictureSource], plans: Sequence[GazePlan], mipmaps: list[Mipmaps | None]
     ) -> Encoded:
@@ -112,6 +114,7 @@ class Encodings:
         known = self._gestalts.get(tuple(plans))
         return None if known is None else known.mipmaps
 
+    @torch.no_grad()
     def cells(
         self, family: Family, sources: Sequence[PictureSource], cells: Sequence[Tensor], fixed_count: bool
     ) -> Encoded | None:
@@ -160,7 +163,11 @@ class Encodings:
         measured = [mipmaps for known in self._gestalts.values() for mipmaps in known.mipmaps if mipmaps is not None]
         tensors += [tensor for mipmaps in measured for tensor in mipmaps.tensors if tensor is not None]
         tensors += self.pixels.values()
-        return sum(tensor.nbytes for tensor in tensors) + (0 if self.prefix is None else self.prefix.nbytes)
+        tensors += [store.rows for store in self._cells.values()]
+        tensors += [tensor for known in encoded if known.reader is not None for tensor in known.reader.tensors]
+        # views keep all of the memory that they show a part of
+        storages = {storage.data_ptr(): storage.nbytes() for storage in map(Tensor.untyped_storage, tensors)}
+        return sum(storages.values()) + (0 if self.prefix is None else self.prefix.nbytes)
 
 
 def _fill_up(store: _Cells, cells: Tensor) -> Tensor:

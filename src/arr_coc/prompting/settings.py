@@ -11,6 +11,7 @@ from torch import Tensor
 
 from arr_coc.config import PromptBudget, check_prompt_budget
 from arr_coc.gaze.plan import Gaze
+from arr_coc.prompting.encoding_cache import EncodingCache
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.question import ChatTokens
 
@@ -36,7 +37,7 @@ class Settings:
     images: Sequence[Image.Image | Tensor] | None = None
     gaze: Gaze | None = None
     details: bool = False
-    encoded: Encodings | None = None
+    encoded: Encodings | EncodingCache | None = None
     full_logits: bool = False
     graphs: bool = True
 
