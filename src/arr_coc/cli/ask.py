@@ -1,4 +1,4 @@
-"""`arr-coc ask`: an answer, what it cost, and what was read for it."""
+"""`arr-coc ask`: an answer, what it cost, and what was read for it; with `--batch`, the answers to a whole file."""
 
 from __future__ import annotations
 
@@ -13,22 +13,39 @@ from rich.table import Table
 from arr_coc.cli.errors import one_line_errors
 from arr_coc.cli.options import (
     AsJson,
-    ImageFile,
+    Device,
     Model,
     OwnBudget,
-    Question,
     SelectorName,
     check_paths,
     parse_budget,
 )
+from arr_coc.cli.questions import BATCH_SIZE, answer_file
 
 if TYPE_CHECKING:
     from arr_coc.config import Budget
 
 
 def ask(
-    image: ImageFile,
-    question: Question,
+    image: Annotated[Path | None, typer.Argument(help="Picture file.")] = None,
+    question: Annotated[str | None, typer.Argument(help="Question about the picture.")] = None,
+    batch: Annotated[
+        Path | None,
+        typer.Option(
+            help='Instead of IMAGE and QUESTION, a file with a line {"image": path or list of paths, "question": text} '
+            "for each question, perhaps with an id. Paths are relative to the file."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of --batch: where the answers go, a JSON line each; a run that was stopped is continued. "
+            "[default: the output]"
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help=f"Of --batch: questions at a time. [default: {BATCH_SIZE}]")
+    ] = None,
     model: Model = None,
     selector: SelectorName = None,
     mode: Annotated[
@@ -40,14 +57,31 @@ def ask(
     ] = "prune",
     budget: OwnBudget = None,
     overlay: Annotated[Path | None, typer.Option(help="Where to write a picture of what was read (PNG).")] = None,
+    device: Device = "cpu",
     as_json: AsJson = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also say what the model can be asked.")] = False,
 ) -> None:
     """Answer a question about a picture, reading only the tokens that matter."""
     with one_line_errors():
         tokens = None if budget is None else parse_budget(budget)
+        if selector == "oracle":
+            raise ValueError(
+                "oracle must be told where to look, which the command line cannot do; use another selector"
+            )
+        if batch is not None:
+            unused = {"IMAGE": image, "--overlay": overlay, "--json": as_json, "--verbose": verbose}
+            wrong = [name for name, value in unused.items() if value]
+            if wrong:
+                raise ValueError(f"--batch asks what is in {batch} and writes JSON lines; drop {wrong[0]}")
+            _answer_batch(batch, out, batch_size or BATCH_SIZE, model, selector, mode, tokens, device)
+            return
+        if image is None or question is None:
+            missing = "IMAGE" if image is None else "QUESTION"
+            raise ValueError(f"{missing} is missing; give a picture file and a question, or --batch and a file of both")
+        if out is not None or batch_size is not None:
+            raise ValueError(f"{'--out' if out is not None else '--batch-size'} belongs to --batch; drop it")
         with Console(stderr=True, highlight=False).status("opening the model and answering"):
-            facts = answer_question(image, question, model, selector, mode, tokens, overlay)
+            facts = answer_question(image, question, model, selector, mode, tokens, overlay, device)
     scope, notes = facts.pop("scope"), facts.pop("notes")
     for line in [*notes, *([scope] if verbose else [])]:
         typer.echo(line, err=True)
@@ -55,6 +89,31 @@ def ask(
         typer.echo(json.dumps(facts))
     else:
         _print_answer(facts, overlay)
+
+
+def _answer_batch(
+    batch: Path,
+    out: Path | None,
+    batch_size: int,
+    model: str | None,
+    selector: str | None,
+    mode: str,
+    budget: Budget | None,
+    device: str,
+) -> None:
+    """Answer a file of questions, and say how it ended."""
+    try:
+        total, failed = answer_file(batch, out, batch_size, model, selector, mode, budget, device)
+    except KeyboardInterrupt:
+        how = "give --out to be able to continue" if out is None else f"the same command continues {out}"
+        typer.echo(f"stopped; {how}", err=True)
+        raise typer.Exit(130) from None
+    if out is not None:
+        typer.echo(f"answers   {out} ({total - failed} of {total} questions)")
+    if failed:
+        where = "their lines have an error" + ("" if out is None else "; to ask them again, remove these lines")
+        typer.echo(f"{failed} of {total} questions could not be asked: {where}", err=True)
+        raise typer.Exit(1)
 
 
 def answer_question(
@@ -65,6 +124,7 @@ def answer_question(
     mode: str,
     budget: Budget | None,
     overlay: Path | None,
+    device: str,
 ) -> dict[str, Any]:
     """Open the model, ask, and draw the overlay; returns what the command prints."""
     from arr_coc.cli.facts import describe_conversions, round_labels
@@ -75,15 +135,15 @@ def answer_question(
     from arr_coc.inference.load import SCOPE, find_names, quiet_loading
     from arr_coc.inference.messages import make_messages
     from arr_coc.pixels.files import open_picture
+    from arr_coc.runtime.machine import check_device
 
     check_paths(path, overlay, "--overlay")
-    if selector == "oracle":
-        raise ValueError("oracle must be told where to look, which the command line cannot do; use another selector")
+    place = check_device(device)
     opened = open_picture(path)
     make_messages(opened.image, question)  # refuses an empty question before the model is opened
     quiet_loading()
     base, chosen = find_names(model, selector)
-    vlm = ARRCOCQwen.from_pretrained(base, chosen)
+    vlm = ARRCOCQwen.from_pretrained(base, chosen).to(place)
     answer = vlm.answer(opened.image, question, budget=budget, mode=mode)  # type: ignore[arg-type]  # checked there
     name = EMBEDDED if base == EMBEDDED else vlm.config.name_or_path
     cell = ARRCOCConfig.for_model(vlm.model).cell_pixels

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from arr_coc.runtime.atomic_files import write_aside
+from arr_coc.runtime.atomic_files import append_lines, recover_rows, write_aside
 
 Key = tuple[str, str, str, str]
 RUN, RECORDS, TIMES, MISSING = "run.json", "records.jsonl", "times.jsonl", "missing.jsonl"
@@ -81,50 +80,29 @@ class Store:
         write_aside(path, json.dumps({**settings, **(about or {})}, indent=1) + "\n")
         known = {field.name for field in fields(Record)}
         self.records: dict[Key, Record] = {}
-        for row in self._read(RECORDS):
+        for row in recover_rows(directory / RECORDS):
             record = Record(**{name: value for name, value in row.items() if name in known})
             self.records[record.key] = record
         self.times: dict[tuple[str, str], dict[str, Any]] = {
-            (row["selector"], row["budget"]): row for row in self._read(TIMES)
+            (row["selector"], row["budget"]): row for row in recover_rows(directory / TIMES)
         }
         self.missing: dict[tuple[str, str], str] = {
-            (row["task"], row["item"]): row["why"] for row in self._read(MISSING)
+            (row["task"], row["item"]): row["why"] for row in recover_rows(directory / MISSING)
         }
 
     def add(self, records: Iterable[Record]) -> None:
         """Append the records that the store does not have yet."""
         new = [record for record in records if record.key not in self.records]
-        self._append(RECORDS, [record.to_line() for record in new])
+        append_lines(self.directory / RECORDS, [record.to_line() for record in new])
         self.records |= {record.key: record for record in new}
 
     def add_times(self, row: dict[str, Any]) -> None:
         """Append the times of one selector at one budget."""
-        self._append(TIMES, [json.dumps(row)])
+        append_lines(self.directory / TIMES, [json.dumps(row)])
         self.times[row["selector"], row["budget"]] = row
 
     def add_missing(self, task: str, item: str, why: str) -> None:
         """Append a picture that could not be read."""
         if (task, item) not in self.missing:
-            self._append(MISSING, [json.dumps({"task": task, "item": item, "why": why})])
+            append_lines(self.directory / MISSING, [json.dumps({"task": task, "item": item, "why": why})])
             self.missing[task, item] = why
-
-    def _append(self, name: str, lines: list[str]) -> None:
-        if lines:
-            with (self.directory / name).open("a", encoding="utf-8") as file:
-                file.write("".join(f"{line}\n" for line in lines))
-                file.flush()
-                os.fsync(file.fileno())
-
-    def _read(self, name: str) -> list[dict[str, Any]]:
-        """Read all rows; a last line cut short by a killed run is removed."""
-        path = self.directory / name
-        if not path.exists():
-            return []
-        lines = path.read_bytes().splitlines(keepends=True)
-        if lines and not lines[-1].endswith(b"\n"):
-            write_aside(path, b"".join(lines[:-1]).decode())
-            lines = lines[:-1]
-        try:
-            return [json.loads(line) for line in lines]
-        except ValueError as error:
-            raise ValueError(f"{path} is damaged ({error}); remove it, or give another --out") from None

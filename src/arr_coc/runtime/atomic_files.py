@@ -1,11 +1,14 @@
-"""Write files atomically: under a temporary name, then renamed, so that no half-written file is left."""
+"""Files that survive a killed process: written under a temporary name and renamed, or grown by whole lines."""
 
 from __future__ import annotations
 
+import json
+import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 @contextmanager
@@ -23,3 +26,32 @@ def write_aside(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with set_aside(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def append_lines(path: Path, lines: Sequence[str]) -> None:
+    """Append lines to a file; when this returns, they are on the disk."""
+    if lines:
+        with path.open("a", encoding="utf-8") as file:
+            file.write("".join(f"{line}\n" for line in lines))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def recover_rows(path: Path) -> list[dict[str, Any]]:
+    """Read all rows of a file of JSON lines; a last line cut short by a killed process is removed from the file.
+
+    A file of another kind is refused and left as it is.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_bytes().splitlines(keepends=True)
+    cut = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
+    try:
+        rows = [json.loads(line) for line in lines]
+        if not all(isinstance(row, dict) for row in rows) or (cut and not cut.startswith(b"{")):
+            raise ValueError("a line is no JSON object")
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); remove it, or give another --out") from None
+    if cut:
+        write_aside(path, b"".join(lines).decode())
+    return rows
