@@ -100,7 +100,7 @@ class Calls:
             check_text(family, arguments)
             return plain(*args, **kwargs)
         check_ids(arguments)
-        as_tuple = not arguments.get("return_dict", family.config.return_dict)
+        as_tuple = arguments.get("return_dict") is False
         if as_tuple:
             arguments["return_dict"] = True  # the session finds cache and logits by their names
         run = session.forward(arguments)
