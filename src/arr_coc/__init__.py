@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from arr_coc.inference.prepared import Prepared, encode, prepare
     from arr_coc.pixels.patches import patches_from_picture, picture_from_patches
     from arr_coc.pixels.previous_frame import PreviousFrame
-    from arr_coc.prompting.encoding_cache import EncodingCache
+    from arr_coc.prompting.picture_cache import EncodingCache
     from arr_coc.prompting.question import ChatTokens
     from arr_coc.realizing import ARRCOCLayer
     from arr_coc.selectors import (
@@ -80,7 +80,7 @@ _HOMES = {
     "inference.prepared": ("Prepared", "encode", "prepare"),
     "pixels.patches": ("patches_from_picture", "picture_from_patches"),
     "pixels.previous_frame": ("PreviousFrame",),
-    "prompting.encoding_cache": ("EncodingCache",),
+    "prompting.picture_cache": ("EncodingCache",),
     "prompting.question": ("ChatTokens",),
     "realizing": ("ARRCOCLayer",),
     "selectors": (

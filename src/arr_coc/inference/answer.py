@@ -41,8 +41,8 @@ from arr_coc.inference.messages import (
     put_stand_ins,
 )
 from arr_coc.inference.session import Run, Session, TokenCount
-from arr_coc.prompting.encoding_cache import EncodingCache
 from arr_coc.prompting.encodings import Encodings
+from arr_coc.prompting.picture_cache import EncodingCache
 from arr_coc.prompting.question import ChatTokens
 from arr_coc.prompting.settings import Mode, OnError, Settings
 from arr_coc.realizing import ARRCOCLayer

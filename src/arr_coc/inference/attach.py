@@ -18,8 +18,8 @@ from arr_coc.gaze.plan import Gaze
 from arr_coc.inference.arguments import check_ids, check_text
 from arr_coc.inference.session import Run, Session
 from arr_coc.prompting.cache import calling, is_called
-from arr_coc.prompting.encoding_cache import EncodingCache
 from arr_coc.prompting.encodings import Encodings
+from arr_coc.prompting.picture_cache import EncodingCache
 from arr_coc.prompting.question import ChatTokens, Ints, choose_chat
 from arr_coc.prompting.settings import Mode, OnError, Settings
 from arr_coc.runtime.tensors import input_device

@@ -15,9 +15,9 @@ from arr_coc.families.family import Family, Inputs, open_family
 from arr_coc.gaze.plan import Gaze
 from arr_coc.inference.session import Run, Session, TokenCount
 from arr_coc.prompting.cache import Holding
-from arr_coc.prompting.encoding_cache import EncodingCache
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.layout import read_prompt
+from arr_coc.prompting.picture_cache import EncodingCache
 from arr_coc.prompting.question import ChatTokens, choose_chat
 from arr_coc.prompting.settings import Mode, OnError, Settings
 from arr_coc.prompting.shortening import Kept

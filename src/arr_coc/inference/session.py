@@ -31,10 +31,10 @@ from arr_coc.inference.arguments import (
     show_full_prompt,
 )
 from arr_coc.prompting.cache import Holding, calling, cut_of, holding_of, mark_cache
-from arr_coc.prompting.encoding_cache import EncodingCache
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.inside_model import InsideModel, check_decoding, check_inside
 from arr_coc.prompting.layout import Prompt, check_selections
+from arr_coc.prompting.picture_cache import EncodingCache
 from arr_coc.prompting.prune import KeepingAll, Pruning
 from arr_coc.prompting.question import Ints
 from arr_coc.prompting.resize import SmallerPicture

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from arr_coc.config import PromptBudget, check_prompt_budget
 from arr_coc.gaze.plan import Gaze
-from arr_coc.prompting.encoding_cache import EncodingCache
 from arr_coc.prompting.encodings import Encodings
+from arr_coc.prompting.picture_cache import EncodingCache
 from arr_coc.prompting.question import ChatTokens
 
 Mode = Literal["prune", "weight", "saccade"]
