@@ -214,8 +214,8 @@ class _Lease:
     def end(self) -> None:
         """Give the cache, if anyone still has it, a copy of its own."""
         cache: Any = None if self._cache is None else self._cache()
-        if cache is not None and self._is_shown(cache):
-            self._show(cache, None, [part.clone() for part in self._shown])
+        if cache is not None and self._room is not None and self._is_shown(cache):
+            self._show(cache, None, self._room.filled(self._shown[0].shape[2], copied=True))
         self._room, self._cache, self._shown = None, None, []
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -21,8 +24,31 @@ class State(NamedTuple):
     adapters: tuple[Any, ...] = ()
 
 
+_known: ContextVar[dict[int, State] | None] = ContextVar("arr_coc_states", default=None)
+
+
+@contextmanager
+def unchanged_modules() -> Iterator[None]:
+    """Inside, modules do not change, so that looking through each of them once is enough."""
+    token = _known.set({} if _known.get() is None else _known.get())
+    try:
+        yield
+    finally:
+        _known.reset(token)
+
+
 def read_state(root: nn.Module) -> State:
-    """Look through a module once; this is part of every call, and `modules()` takes milliseconds for a large model."""
+    """What a recording of a module depends on besides its inputs."""
+    known = _known.get()
+    if known is None:
+        return _look_through(root)
+    if id(root) not in known:
+        known[id(root)] = _look_through(root)
+    return known[id(root)]
+
+
+def _look_through(root: nn.Module) -> State:
+    # not by `modules()`, which takes milliseconds for a large model
     weights: list[int] = []
     adapters: list[Any] = []
     waiting: list[Any] = [root]

@@ -16,7 +16,7 @@ class Room:
         with torch.inference_mode(False):  # inference tensors could not be written to outside inference mode
             # zeros: what is masked out must at least be a number
             self.memory = torch.zeros(shape, dtype=like.dtype, device=like.device)
-        self.keys, self.values = (list(part.unbind(0)) for part in self.memory.unbind(0))  # each [B, heads, S, d]
+        self.keys, self.values = (list(part.unbind(0)) for part in self.memory)  # each [B, heads, S, d]
         self.size = shape[4]
 
     def load(self, cache: Any, length: int) -> None:
@@ -24,9 +24,10 @@ class Room:
         parts = [layer.keys for layer in cache.layers] + [layer.values for layer in cache.layers]
         torch._foreach_copy_(self.filled(length), parts)
 
-    def filled(self, length: int) -> list[Tensor]:
-        """The first places of all keys, then of all values."""
-        return [part[:, :, :length] for part in (*self.keys, *self.values)]
+    def filled(self, length: int, copied: bool = False) -> list[Tensor]:
+        """The first places of all keys, then of all values, or copies of them."""
+        part = self.memory[:, :, :, :, :length]
+        return list((part.clone() if copied else part).flatten(0, 1).unbind(0))  # each [B, heads, length, d]
 
 
 class RoomLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]

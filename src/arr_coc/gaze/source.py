@@ -16,6 +16,7 @@ from arr_coc.config import Grid
 from arr_coc.gaze.plan import GazePlan
 from arr_coc.pixels.mipmaps import Mipmaps, measure_strips
 from arr_coc.pixels.patches import patches_from_picture
+from arr_coc.runtime.tensors import constant
 from arr_coc.texture import coarsest_level, gestalt_octave
 
 # Most pixels that are held as floats at a time.
@@ -51,8 +52,11 @@ class PictureSource(ABC):
 
     def small_picture(self, maps: Mipmaps, grid: Grid) -> Tensor:
         """The picture `[1, 3, h, w]` at the size of a gestalt, from its mipmaps."""
-        size = (grid[1] * self.cell, grid[2] * self.cell)
-        return F.interpolate(maps.colour, size, mode="bicubic", antialias=True).clamp(0, 1)
+        rows, columns = (
+            _bicubic_weights(source, cells * self.cell, maps.colour.device)
+            for source, cells in zip(maps.colour.shape[2:], grid[1:], strict=True)
+        )
+        return (rows @ maps.colour @ columns.mT).clamp(0, 1)
 
     def _filled(self, top: int, rows: int, columns: int) -> Tensor:
         """A strip of exactly this size; beyond the picture, its last row and column are repeated."""
@@ -136,6 +140,16 @@ class NativeSource(PictureSource):
             strip = _fill(strip, self.cell, strip.shape[2])
             pixels[in_row] = strip[:, :, along.cpu()[in_row]].permute(2, 0, 1, 3)  # [3, P, k, P] -> [k, 3, P, P]
         return pixels.to(self.device)
+
+
+@constant
+def _bicubic_weights(source: int, target: int, device: torch.device) -> Tensor:
+    """Matrix `[target, source]` of a bicubic resize along one side, antialiased.
+
+    Two matrix products take a small part of the time of `interpolate` on CUDA.
+    """
+    every = torch.eye(source)[None, None]  # what becomes of each row by itself
+    return F.interpolate(every, (target, source), mode="bicubic", antialias=True)[0, 0].to(device)
 
 
 def _fill(strip: Tensor, rows: int, columns: int) -> Tensor:

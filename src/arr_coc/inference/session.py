@@ -21,6 +21,8 @@ from torch import Tensor
 
 from arr_coc.config import PromptBudget
 from arr_coc.families.family import Family, IncompleteFamilyError, Inputs
+from arr_coc.families.language_graph import replayed_passes
+from arr_coc.families.recordable import unchanged_modules
 from arr_coc.gaze.plan import DEFAULT_BUDGET
 from arr_coc.inference.arguments import (
     adjust_limits,
@@ -195,6 +197,7 @@ class Session:
         return self._inside is not None
 
     @untraced
+    @unchanged_modules()
     def prepare(self, inputs: Inputs, watch: Stopwatch = OFF) -> Run:
         """Build the shorter prompt, without running the language model.
 
@@ -417,9 +420,13 @@ class Session:
         """Call the model; a selector inside the language model drops tokens during this call."""
         arguments = {**run.inputs, **(options or {})}
         with calling(self.family.target):
-            if self._inside is None or (run.prompt is None and cut_of(arguments.get("past_key_values")) is None):
+            cut = cut_of(arguments.get("past_key_values"))
+            if self._inside is not None and (run.prompt is not None or cut is not None):
+                return self._call_inside(self._inside, call, run, arguments)
+            if not self.settings.graphs:
                 return call(**arguments)
-            return self._call_inside(self._inside, call, run, arguments)
+            with replayed_passes(self.family, _is_unpadded(run.prompt)):
+                return call(**arguments)
 
     @untraced_itself
     def _call_inside(
@@ -458,6 +465,11 @@ def _check_ending(family: Family, prompt: Prompt) -> None:
         raise ValueError(
             "the prompt ends in a picture, but a model without a head is read at the last token; end it in text"
         )
+
+
+def _is_unpadded(prompt: Prompt | None) -> bool:
+    """Whether a prompt is known to have one row without padding."""
+    return prompt is not None and len(prompt.mask) == 1 and bool(prompt.mask.all())
 
 
 def _is_shorter(holding: Holding | None) -> TypeGuard[Holding]:

@@ -55,7 +55,7 @@ class Saccading(Shortening):
             self.fallback = "the picture is read small"  # the prompt holds only a small copy of it
 
     def read(self) -> None:
-        """Plan the gaze, give the prompt a placeholder for each of its tokens, and measure the pictures."""
+        """Plan the gaze, and measure the pictures."""
         self.prompt = read_prompt(self.family, self.inputs)
         self.sources = _open_sources(self.family, self.inputs, self.prompt, self.settings.images, self.shared)
         self.grids = [source.grid for source in self.sources]
@@ -68,7 +68,9 @@ class Saccading(Shortening):
         if known is None:
             known = [_measure(source, plan) for source, plan in zip(self.sources, self.plans, strict=True)]
         self.mipmaps = known
-        # the rest happens on the host, while the device measures
+
+    def _read_text(self) -> None:
+        """Give the prompt a placeholder for each token of the gaze, and find question and positions."""
         gaze_grids = [_placeholder_grid(grid, plan) for grid, plan in zip(self.grids, self.plans, strict=True)]
         self.gaze_prompt = read_prompt(
             self.family, restate_prompt(self.family, self.prompt.inputs, self.prompt, gaze_grids)
@@ -78,11 +80,12 @@ class Saccading(Shortening):
         self.positions = self.family.positions(self.gaze_prompt.inputs)
 
     def encode(self) -> None:
-        """Encode the gestalts."""
+        """Encode the gestalts; the host reads the text meanwhile."""
         if self.shared is None:
             self.encoded = encode_gestalts(self.family, self.sources, self.plans, self.mipmaps)
         else:
             self.encoded = self.shared.gestalts(self.family, self.sources, self.plans, self.mipmaps)
+        self._read_text()
 
     def choose(self) -> None:
         """Ask the selector for windows of each picture, and list their cells."""
