@@ -145,26 +145,23 @@ def test_stopping_leaves_whole_lines_and_says_how_to_go_on(ask, tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_a_real_process_is_stopped_killed_and_continued(checkpoint, tmp_path):
-    write_rows(tmp_path / "data" / "questions.jsonl", [{**ROWS[number % 2], "id": number} for number in range(12)])
+def test_a_real_process_stops_at_once_and_in_order(checkpoint, tmp_path):
+    write_rows(tmp_path / "data" / "questions.jsonl", [{**ROWS[number % 2], "id": number} for number in range(40)])
     command = [sys.executable, "-m", "arr_coc", "ask", "--batch", "data/questions.jsonl", "--batch-size", "2"]
-    command += ["--model", str(checkpoint), "--budget", "9"]
     environment = {**os.environ, "PYTHONPATH": str(Path(arr_coc.__file__).parents[1])}
-    out, lines = tmp_path / "answers.jsonl", 0
-    for sent, code in ((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
-        process = subprocess.Popen([*command, "--out", out], env=environment, stderr=subprocess.PIPE, text=True)
-        while process.poll() is None and (not out.exists() or out.read_bytes().count(b"\n") <= lines):
-            time.sleep(0.01)
-        process.send_signal(sent)
-        said = process.communicate(timeout=60)[1]
-        assert process.returncode == code
-        assert ("stopped; the same command continues" in said) == (sent == signal.SIGINT)
-        assert "Traceback" not in said
-        assert lines < out.read_bytes().count(b"\n") < 12
-        lines = out.read_bytes().count(b"\n")
-    for target in (out, tmp_path / "whole.jsonl"):
-        subprocess.run([*command, "--out", target], env=environment, check=True, timeout=120, capture_output=True)
-    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    out = tmp_path / "answers.jsonl"
+    process = subprocess.Popen(
+        [*command, "--model", checkpoint, "--out", out], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    while process.poll() is None and not out.exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert said.splitlines()[-1] == f"stopped; the same command continues {out}"
+    assert "Traceback" not in said
+    assert [row["id"] for row in read_rows(out)] == [str(number) for number in range(len(read_rows(out)))]
+    assert len(read_rows(out)) < 40
 
 
 def test_a_picture_that_cannot_be_read_costs_its_own_line_only(ask, tmp_path):

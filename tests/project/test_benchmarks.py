@@ -60,6 +60,16 @@ def test_the_attach_benchmark_runs_and_replaces_what_it_measured_before(load, tm
     assert written["attention"] == "sdpa"
 
 
+@pytest.mark.slow
+def test_the_benchmark_of_batches_runs_and_writes_its_rows(load, tmp_path):
+    benchmark, out = load("batches"), tmp_path / "rows.json"
+    benchmark.main(device="cpu", models="", repeats=1, tiny=True, out=out)
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["pictures"], row["from"]) for row in rows] == [(1, "device"), (1, "host"), (2, "device"), (2, "host")]
+    assert {row["tokens_per_picture"] for row in rows} == {529}
+    assert all(row["pictures_per_second"] > 0 for row in rows)
+
+
 def test_attaching_costs_little_and_the_cache_falls_as_the_tokens():
     found = json.loads((ROOT / "results" / "attach-h200.json").read_text())
     assert set(found["memory_growth_bytes"].values()) == {0}

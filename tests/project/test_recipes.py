@@ -1,17 +1,18 @@
-"""Every block of docs/recipes.md runs, in order, as a reader would run them."""
+"""Every block of these pages runs, in order, as a reader would run them."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-RECIPES = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.mark.slow
-def test_every_recipe_runs():
+@pytest.mark.parametrize(("page", "least"), [("recipes.md", 5), ("batches.md", 3)])
+def test_every_recipe_runs(page, least):
     names = {}
-    blocks = re.findall(r"```python\n(.*?)```", RECIPES, flags=re.DOTALL)
-    assert len(blocks) >= 5
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL)
+    assert len(blocks) >= least
     for block in blocks:
-        exec(compile(block, "docs/recipes.md", "exec"), names)
+        exec(compile(block, f"docs/{page}", "exec"), names)
