@@ -161,6 +161,8 @@ def test_prompts_that_were_not_shortened_join_with_all_tokens(opened):
     assert batch.failure == "no idea"
     with pytest.raises(ValueError, match="was not shortened"):
         failed.step(DynamicCache(), torch.tensor([[20]]))
+    with pytest.raises(ValueError, match="run the prompt with this cache first"):
+        batch.step(DynamicCache(), torch.tensor([[20]] * 3))
 
 
 @torch.no_grad()

@@ -21,6 +21,7 @@ from arr_coc import (
 from arr_coc.data.sources import open_places
 from arr_coc.families.encoder_graph import _caches
 from arr_coc.inference.load import load_model
+from arr_coc.runtime.digest import PictureDigest
 from arr_coc.training.feature_cache import Features, write_features
 
 pytestmark = [
@@ -56,6 +57,22 @@ def test_a_replayed_encoder_sees_what_the_plain_one_sees(family):
             weight.data = weight.data * 2  # elsewhere in memory
         after = prepare(model, given[0], selector, **SACCADES)["mm_encoder_outputs"]["image"].pooler_output[0]
         assert not torch.allclose(before, after, atol=1e-3)
+
+
+def test_a_digest_is_computed_on_the_device_as_on_the_host():
+    digest = PictureDigest()
+    for pixels in (
+        torch.randn(4690, 1536),
+        torch.randn(1001, 77).bfloat16(),
+        torch.randint(0, 256, (3, 301, 401)).byte(),
+    ):
+        on_device = pixels.cuda()
+        words = [digest.reduce(values.flatten().view(torch.uint8)).tolist() for values in (pixels, on_device)]
+        assert words[0] == words[1]
+        assert digest(on_device) == digest(on_device.clone())
+        changed = on_device.clone()
+        changed[-1, -1] += 1
+        assert digest(on_device) != digest(changed)
 
 
 @pytest.fixture(name="layer")

@@ -14,6 +14,7 @@ from arr_coc.inference.prepared import Prepared
 from arr_coc.inference.session import Run, Session
 from arr_coc.prompting.cache import Holding, Role
 from arr_coc.prompting.settings import Settings
+from arr_coc.prompting.shortening import KeptCells
 from arr_coc.selectors.rules import FullSelector
 
 # the arguments that are laid out anew; all others must be the same in every prompt
@@ -75,7 +76,7 @@ def collate_prepared(items: Sequence[Prepared]) -> Prepared:
     run = Run(
         inputs=arguments,
         outputs=[output for item in items for output in item.outputs],
-        kept=[picture for item in items for picture in item.kept],
+        kept=KeptCells.join(item.kept for item in items),
         full_counts=[item.tokens.full for item in items],
         used_counts=[item.tokens.used for item in items],
         failure="; ".join(failures) if failures else None,

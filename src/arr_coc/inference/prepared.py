@@ -132,11 +132,7 @@ class Prepared(dict[str, Any]):
                 "this prompt was not shortened, and the model continues it by itself; for steps at true positions, "
                 "pass it through collate_prepared([prepared])"
             )
-        before = ids.new_zeros(len(ids), cache.get_seq_length() - self.holding.length)  # only their number matters
-        extended = self.holding.extend(self.family(), torch.cat([before, ids], dim=1))
-        positions = extended["position_ids"][..., -ids.shape[1] :]
-        mask = extended["attention_mask"]
-        return {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "past_key_values": cache}
+        return self.holding.add(self.family(), cache, ids)
 
 
 def _move(value: Any, device: torch.device, non_blocking: bool) -> Any:

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
@@ -314,7 +314,7 @@ class Session:
         _mark(getattr(run.result, "past_key_values", None), run.holding)
         logits = getattr(run.result, "logits", None)
         # with `logits_to_keep` there are fewer columns, which are the last of both prompts
-        length = run.holding.length if _is_shorter(run.holding) else None
+        length = run.holding.length if run.holding is not None and run.holding.shorter else None
         if self.settings.full_logits and logits is not None and logits.shape[1] == length:
             visual = torch.tensor([self.family.token_id(kind) for kind in self.family.kinds], device=logits.device)
             run.result.logits = scatter_logits(logits, run.inputs, arguments, visual)
@@ -396,12 +396,7 @@ class Session:
             raise ValueError(
                 "a further picture cannot join the cache of a shortened prompt; start without `past_key_values`"
             )
-        ids: Tensor = arguments["input_ids"]
-        decoded = arguments["past_key_values"].get_seq_length() - holding.length
-        before = ids.new_zeros(len(ids), decoded)  # only their number matters
-        extended = holding.extend(self.family, torch.cat([before, ids], dim=1))
-        positions = extended["position_ids"][..., -ids.shape[1] :]
-        return {**arguments, "attention_mask": extended["attention_mask"], "position_ids": positions}
+        return {**arguments, **holding.add(self.family, arguments["past_key_values"], arguments["input_ids"])}
 
     def continues(self, cache: Any) -> bool:
         """Whether a cache holds a shortened prompt, so that a later call needs the session too."""
@@ -472,14 +467,9 @@ def _is_unpadded(prompt: Prompt | None) -> bool:
     return prompt is not None and len(prompt.mask) == 1 and bool(prompt.mask.all())
 
 
-def _is_shorter(holding: Holding | None) -> TypeGuard[Holding]:
-    """Whether the model reads fewer tokens than the caller passed."""
-    return holding is not None and holding.length != holding.full_length
-
-
 def _mark(cache: Any, holding: Holding | None) -> None:
     """Mark a cache that a shortened prompt has filled."""
-    if cache is not None and _is_shorter(holding):
+    if cache is not None and holding is not None and holding.shorter:
         mark_cache(cache, holding)
 
 

@@ -149,6 +149,19 @@ class Holding:
         """Ids, mask and positions of the shortened prompt followed by text `[B, n]`."""
         return self.followed_by(text_piece(text)).arguments(family)
 
+    def add(self, family: Family, cache: Any, ids: Tensor) -> dict[str, Any]:
+        """The arguments of a forward pass that adds tokens `[B, n]` to a cache which begins with this prompt."""
+        decoded = int(cache.get_seq_length()) - self.length
+        if decoded < 0:
+            raise ValueError(
+                f"this cache holds {decoded + self.length} tokens, and the prompt has {self.length}; run the prompt "
+                "with this cache first"
+            )
+        before = ids.new_zeros(len(ids), decoded)  # only their number matters
+        extended: dict[str, Any] = self.extend(family, torch.cat([before, ids], dim=1))
+        positions = extended["position_ids"][..., -ids.shape[1] :]
+        return {**extended, "input_ids": ids, "position_ids": positions, "past_key_values": cache}
+
     def arguments(self, family: Family) -> dict[str, Tensor]:
         """Ids, mask and positions as arguments of the model."""
         placed = family.place(self.mask, self.positions, self.next_position)

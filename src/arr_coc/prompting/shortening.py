@@ -35,6 +35,11 @@ class KeptCells(Sequence[tuple[Grid, Ints]]):
     def __init__(self, pictures: Iterable[tuple[Grid, Tensor | Ints]]) -> None:
         self._pictures = list(pictures)
 
+    @classmethod
+    def join(cls, parts: Iterable[Kept]) -> KeptCells:
+        """The pictures of several prompts, where they are."""
+        return cls(picture for part in parts for picture in (part._pictures if isinstance(part, KeptCells) else part))
+
     def __len__(self) -> int:
         return len(self._pictures)
 
