@@ -355,7 +355,7 @@ ARGUMENTS = [
     Argument(
         "`cache_implementation='quantized'` (optimum-quanto)",
         given(cache_implementation="quantized"),
-        OF_OPTIONS,
+        OF_GENERATE,
         needs="optimum.quanto",
     ),
     Argument("`cache_implementation='paged'`", given(cache_implementation="paged"), OF_OPTIONS, PAGED),
