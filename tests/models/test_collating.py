@@ -6,16 +6,30 @@ import pickle
 import pytest
 import torch
 from simple_selector import GREEDY, ByScore
-from tiny_models import CLIP, FAMILIES, IMAGE_PROMPT, MIXED, PAD, QWEN, SMALL, TEXT, TWO_IMAGES, inputs_for, tiny_model
+from tiny_models import (
+    CLIP,
+    FAMILIES,
+    IMAGE_PROMPT,
+    MIXED,
+    PAD,
+    QWEN,
+    RELATIVES,
+    SMALL,
+    TEXT,
+    TWO_IMAGES,
+    inputs_for,
+    tiny_model,
+)
 from transformers import DynamicCache
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer, Prepared, TokenSelector, collate_prepared, create_selector, prepare
 
 ROUNDING = {"atol": 1e-4, "rtol": 1e-4}
-NEWER = [pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")]
+FAST = ["qwen3_vl", "llava"]  # with and without DeepStack and positions in three dimensions
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in [*FAMILIES, *RELATIVES] if name not in FAST]
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, *NEWER], name="opened")
+@pytest.fixture(scope="module", params=[*FAST, *SLOW], name="opened")
 def open_model(request):
     return request.param, tiny_model(request.param)
 
