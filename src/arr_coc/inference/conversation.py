@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 class Conversation:
     """Questions about the same pictures; [`ARRCOCQwen.look`] starts one.
 
-    Each question continues from the keys and values of the one before as far as both prompts begin in the same way: the
-    text before the picture, in mode `saccade` also the gestalt if saccades do not replace any of it, in mode `full`
-    everything but the new question. The model must stay as it is meanwhile. With beam search, for example, and with
-    models that have linear attention, the whole prompt is read.
+    Each question continues from the keys and values of the one before as far as both prompts begin in the same way, if
+    that is at least an eighth of the prompt: the text before the picture, in mode `saccade` also the gestalt if
+    saccades do not replace any of it, in mode `full` everything but the new question. The model must stay as it is
+    meanwhile. With beam search, for example, and with models that have linear attention, the whole prompt is read.
 
     Args:
         vlm (`ARRCOCQwen`): answers them.

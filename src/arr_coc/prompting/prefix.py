@@ -2,7 +2,8 @@
 
 Two prompts about one picture begin with the same text. In mode `saccade` the gestalt follows, also the same if the
 saccades do not replace any of it. The rule is general: what is reused is the longest common beginning, in which every
-token has the same id, the same position and, if it is visual, the same features.
+token has the same id, the same position and, if it is visual, the same features. If that is a small share of the
+prompt, the whole prompt is read: without a cache before it, attention needs no mask and is faster.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from transformers.cache_utils import DynamicLayer
 from arr_coc.families.family import Family, Inputs, read_levels
 from arr_coc.prompting.cache import Holding, append, drop, mark_cache, piece_of, text_piece
 
+# The least share of a prompt that is worth reusing. On a CPU, reusing 2% takes 7% longer than reading the whole prompt,
+# reusing 47% takes 40% less time.
+WORTH = 1 / 8
 # Options of `generate` with which one row is decoded token by token in a dynamic cache that nobody else has.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "past_key_values": (None,),
@@ -84,7 +88,9 @@ class Prefix:
         last, self._last = self._last, None  # should the call fail, nobody knows what the cache holds
         features = {kind: read_levels(output) for kind, output in inputs["mm_encoder_outputs"].items()}
         common = 0 if last is None else _count_common(family, last, holding, features)
-        if last is not None and common:
+        if common < WORTH * holding.length:
+            last, common = None, 0
+        if last is not None:
             cache = last.cache
             drop(family, cache, torch.arange(last.holding.length, device=last.holding.mask.device)[None] < common)
         else:
