@@ -604,6 +604,8 @@ def test_look_says_that_a_selector_has_no_relevance():
     facts = look_json(SHAPES, PURPLE, "--selector", "visionzip")
     assert (facts["weights"], facts["tensions"]) == (None, None)
     assert len(facts["kept"]) == 35
+    result = look(SHAPES, PURPLE, "--mode", "saccade", "--budget", "1.0")
+    assert rows_of(result.stdout)["weights"] == "none: all tokens were read, without a choice"
 
 
 @pytest.mark.parametrize(

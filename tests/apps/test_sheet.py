@@ -228,6 +228,12 @@ def test_without_relevance_the_sheet_says_so_in_one_line(written):
     assert texts.count("this selector gives no relevance, so there are no maps to show") == 1
     assert "kept: 4 of 16 tokens" in texts
     assert "relevance" not in texts
+    grid = answer.kept[0][0]
+    everything = dataclasses.replace(
+        answer, outputs=(None,), kept=((grid, np.arange(16)),), tokens=TokenCount(16, 16), strategy="saccade"
+    )
+    draw_sheet(image, "red", everything)
+    assert "all 16 tokens were read, without a choice, so there are no maps to show" in [text for _, text, _ in written]
 
 
 def test_saccades_are_drawn_sharp_on_a_blurred_picture(written):

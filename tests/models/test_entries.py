@@ -578,7 +578,7 @@ TOOLS = {
     "`nn.DataParallel`, one device": (lambda model, data, directory: torch.nn.DataParallel(model)(**data), ""),
     "`nn.DataParallel`, several devices": (
         lambda model, data, directory: model._replicate_for_data_parallel(),
-        "nn.DataParallel copies a model without its attachment; start one process per device instead",
+        "nn.DataParallel copies a model without its selection; start one process per device instead",
     ),
     "`model.model(...)`, without the head": (
         lambda model, data, directory: model.model(**data),
@@ -623,6 +623,11 @@ def test_a_pipeline_reads_a_shorter_prompt(answering, around):
     with selecting, counting(answering.model) as read:
         pipe(text=[{"role": "user", "content": content}], generate_kwargs=SHORT)
     assert 0 < read[0] < processed(answering.processor, [photo(96, 64)])["input_ids"].shape[1]
+
+
+def test_copies_for_several_devices_are_refused(answering):
+    with refusing("nn.DataParallel copies a model without its selection; start one process per device instead"):
+        answering._replicate_for_data_parallel()
 
 
 @torch.no_grad()

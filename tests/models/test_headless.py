@@ -7,7 +7,7 @@ import transformers
 from tiny_models import FAMILIES, IMAGE_PROMPT, RELATIVES, SMALL, TEXT, TWO_IMAGES, inputs_for, tiny_model
 from torch import nn
 
-from arr_coc import attach, create_selector, list_families, prepare
+from arr_coc import ARRCOCQwen, attach, create_selector, list_families, prepare
 
 ALL = [*FAMILIES, *RELATIVES]
 
@@ -110,3 +110,8 @@ def test_a_head_of_its_own_is_refused_with_what_to_attach_instead():
 
 def test_the_mixture_of_experts_is_registered():
     assert {"qwen3_5", "qwen3_5_moe"} <= set(list_families())
+
+
+def test_a_model_without_a_head_cannot_answer():
+    with pytest.raises(ValueError, match="this model has no head, so it cannot answer; use `attach` or `prepare` for"):
+        ARRCOCQwen(tiny_model("qwen3_vl").model, None, create_selector("grid"))

@@ -540,8 +540,10 @@ def test_a_trained_adapter_is_saved_with_the_object(directory, tmp_path):
 
 
 def test_failures_of_answers_are_counted(vlm):
+    assert vlm.answer(photo(96, 64), "what?", max_new_tokens=2).failure is None
     vlm.selector = Failing()
-    vlm.answer(photo(96, 64), "what?", max_new_tokens=2)
+    answer = vlm.answer(photo(96, 64), "what?", max_new_tokens=2)
+    assert (answer.failure, answer.reason) == ("no idea", "selection failed: no idea")
     vlm.inspect(photo(96, 64), "what?")
     vlm(**processed(vlm.processor, [photo(96, 64)]))
     assert vlm.fallbacks == 3

@@ -154,7 +154,9 @@ def _print_look(facts: dict[str, Any]) -> None:
         if facts[name] is not None:
             table.add_row(name, ", ".join(f"{label} {value:.2f}" for label, value in facts[name].items()))
     if facts["weights"] is None:
-        table.add_row("weights", "none: this selector gives no relevance")
+        everything = len(facts["kept"]) == facts["tokens"]["full"]
+        why = "all tokens were read, without a choice" if everything else "this selector gives no relevance"
+        table.add_row("weights", f"none: {why}")
     if facts["words"]:  # selectors inside the language model read the whole prompt
         table.add_row("words", " ".join(facts["words"]))
     for note in facts["notes"]:

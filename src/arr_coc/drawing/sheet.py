@@ -21,6 +21,13 @@ _WIDTH, _MARGIN, _CAPTION = 1440, 24, 22
 _LARGE, _SMALL = 3, 10  # tiles in a row
 
 
+def explain_no_relevance(answer: Answer) -> str:
+    """Why an answer has no relevance to show."""
+    if sum(len(cells) for _, cells in answer.kept) == answer.tokens.full:
+        return f"all {answer.tokens.full} tokens were read, without a choice"
+    return "this selector gives no relevance"
+
+
 def draw_sheet(image: Image.Image, question: str, answer: Answer, footnotes: tuple[str, ...] = ()) -> Image.Image:
     """Draw the contact sheet of one picture: what was read, relevance, the three scores and every texture channel.
 
@@ -34,7 +41,7 @@ def draw_sheet(image: Image.Image, question: str, answer: Answer, footnotes: tup
     (_, rows, columns), _ = answer.kept[0]
     lines = [f"strategy {answer.strategy}: {answer.reason}"]
     if output is None:
-        lines.append("this selector gives no relevance, so there are no maps to show")
+        lines.append(f"{explain_no_relevance(answer)}, so there are no maps to show")
         tiles = [("the picture", image), _tile_of_read(image, answer)]
         return _compose(question, lines, [(tiles, len(tiles))], image.height / image.width, footnotes)
     if output.texture is None:

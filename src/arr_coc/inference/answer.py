@@ -19,7 +19,7 @@ from torch import nn
 from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, ARRCOCConfig, Grid, PromptBudget
 from arr_coc.families.family import open_family
 from arr_coc.gaze.plan import Gaze
-from arr_coc.inference.attach import Calls, Replacement
+from arr_coc.inference.attach import NO_REPLICAS, Calls, Replacement
 from arr_coc.inference.conversation import Conversation, share_pixels
 from arr_coc.inference.load import (
     ADAPTER,
@@ -86,6 +86,7 @@ class Answer:
             share the times of the whole batch.
         words (`tuple[str, ...]`): the question, token by token.
         budget (`int`, `float`, `"auto"` or `dict`, *optional*): the budget in effect; None if all tokens stay.
+        failure (`str`, *optional*): the error, if the selection failed and all tokens were kept.
     """
 
     text: str
@@ -97,6 +98,7 @@ class Answer:
     timings_ms: dict[str, float]
     words: tuple[str, ...] = ()
     budget: PromptBudget | None = None
+    failure: str | None = None
 
     @property
     def output(self) -> ARRCOCOutput | None:
@@ -164,12 +166,15 @@ class ARRCOCQwen(nn.Module):
         gaze: Gaze | None = None,
     ) -> None:
         super().__init__()
+        family = open_family(model)
+        if family.headless:
+            raise ValueError("this model has no head, so it cannot answer; use `attach` or `prepare` for embeddings")
         chat = ChatTokens.from_tokenizer(processor.tokenizer)
         settings = Settings(mode, budget, None, query_layers, chat, on_error, None, gaze)
         self.model = model
         self.processor = processor
         originals = model.__call__, model.generate
-        self._calls = Calls(Session(open_family(model), selector, settings, *originals))
+        self._calls = Calls(Session(family, selector, settings, *originals))
         self.selector = selector
         self.train(model.training)
 
@@ -195,6 +200,9 @@ class ARRCOCQwen(nn.Module):
         if name in _BASE_NAMES:
             return getattr(self.model, name)
         return super().__getattr__(name)
+
+    def _replicate_for_data_parallel(self) -> NoReturn:
+        raise ValueError(NO_REPLICAS)
 
     forward: Any = _Method("forward", "The base model's `forward` on the tokens that the selector keeps.")
     generate: Any = _Method(
@@ -570,6 +578,7 @@ class ARRCOCQwen(nn.Module):
             timings_ms={name: round(run.milliseconds.get(name, 0.0), 3) for name in STAGES},
             words=tuple(tokenizer.decode([word]).strip() for ids in run.question[:1] for word in ids.tolist()),
             budget=None if mode == "full" else run.budget,
+            failure=run.failure,
         )
 
 

@@ -30,16 +30,17 @@ from arr_coc.selectors.output import ARRCOCOutput
 _METHODS = ("forward", "generate")
 _ENTRY = "_call_impl"  # what `model(...)` calls, which calls `forward`
 _STATE = "__getstate__"
+NO_REPLICAS = (
+    "nn.DataParallel copies a model without its selection; start one process per device instead, with `torchrun` or "
+    "`accelerate launch`, or show one device in CUDA_VISIBLE_DEVICES"
+)
 # methods that would lead around the selection, and why they are refused
 _REFUSED = {
     "init_continuous_batching": (
         "continuous batching (`generate_batch`, `init_continuous_batching`) takes ids alone, so that pictures would be "
         "lost; use `generate`, or remove the attachment"
     ),
-    "_replicate_for_data_parallel": (
-        "nn.DataParallel copies a model without its attachment; start one process per device instead, with `torchrun` "
-        "or `accelerate launch`, or show one device in CUDA_VISIBLE_DEVICES"
-    ),
+    "_replicate_for_data_parallel": NO_REPLICAS,
 }
 _HANDLE = "_arr_coc_attachment"
 _ABSENT: Any = object()
