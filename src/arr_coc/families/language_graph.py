@@ -25,11 +25,11 @@ from weakref import WeakKeyDictionary, ref
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModelOutputWithPast
 
 from arr_coc.families.recordable import State, read_state
-from arr_coc.families.room import Room, RoomLayer
+from arr_coc.families.room import Room
 from arr_coc.runtime.cuda_graphs import GraphCache, may_replay
 
 logger = logging.getLogger(__name__)
@@ -111,11 +111,7 @@ class _Lease:
         reader = _reader(self.inner.language_model)
 
         def read(embeds: Tensor, positions: Tensor, *rest: Any) -> tuple[Tensor]:
-            cache = DynamicCache(config=reader.config)
-            deepstack = list(rest[: len(levels)])
-            hidden = _run(reader, embeds, positions, None, cache, deepstack)
-            room.load(cache, size)
-            return (hidden,)
+            return (_run(reader, embeds, positions, None, room.cache(), list(rest[: len(levels)])),)
 
         tensors = [
             _extend(embeds, size),
@@ -147,11 +143,9 @@ class _Lease:
 
         def read(embeds: Tensor, positions: Tensor, valid: Tensor, start: Tensor, *rest: Any) -> tuple[Tensor]:
             places = start + torch.arange(size, device=start.device)  # [n]
-            parts = zip(room.keys, room.values, strict=True)
-            cache = Cache(layers=[RoomLayer(keys, values, places) for keys, values in parts])
             before = torch.arange(room.size, device=start.device) <= places[:, None]  # [n, S]
             mask = before & valid[:, None, None]  # [B, 1, n, S]
-            return (_run(reader, embeds, positions, mask, cache, list(rest[: len(levels)])),)
+            return (_run(reader, embeds, positions, mask, room.cache(places), list(rest[: len(levels)])),)
 
         start = torch.full((1,), length, device=embeds.device)
         tensors = [

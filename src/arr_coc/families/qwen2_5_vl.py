@@ -18,6 +18,7 @@ class Qwen25VL(Qwen2VL):
     """Qwen2.5-VL. Its `get_rope_index` also takes `second_per_grid_ts`."""
 
     processor_class = "Qwen2_5_VLProcessor"
+    waits_for_cells = True  # windows hold different numbers of cells
 
     def attending_layers(self, depth: int) -> Sequence[int]:
         """The layers with full attention; the others attend within windows."""

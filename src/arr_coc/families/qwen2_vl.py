@@ -17,7 +17,7 @@ from arr_coc.families.encoder_attention import LayerInput
 from arr_coc.families.encoder_graph import call_encoder
 from arr_coc.families.family import Encoded, Family, Inputs, read_levels, register_family
 from arr_coc.pixels.patches import CLIP_MEAN, CLIP_STD, patches_from_picture, picture_from_patches
-from arr_coc.runtime.tensors import upload
+from arr_coc.runtime.tensors import constant
 
 
 @register_family("qwen2_vl")
@@ -31,6 +31,8 @@ class Qwen2VL(Family):
         *("second_per_grid_ts", "mm_token_type_ids"),
     )
     graphs_language = True
+    # whether the encoder's arguments for single cells can only be computed by waiting for the device
+    waits_for_cells: ClassVar[bool] = False
     image_mean: ClassVar[Sequence[float]] = CLIP_MEAN
     image_std: ClassVar[Sequence[float]] = CLIP_STD
 
@@ -53,22 +55,40 @@ class Qwen2VL(Family):
         self, patches: Tensor, cells: Sequence[Tensor], grids: Sequence[Grid], replay: bool = False
     ) -> Encoded:
         """Call the encoder with the patches of the chosen cells and their places as arguments."""
-        merge = self.config.vision_config.spatial_merge_size
+        visual, patches = self.inner.visual, patches.to(self.inner.visual.dtype)
+
+        def describe(*cells: Tensor) -> dict[str, Tensor]:
+            return self._describe_cells(cells, grids)
+
+        if self.waits_for_cells:
+            arguments = describe(*cells)
+            names = [name for name, value in arguments.items() if value.device == patches.device]
+            host = {name: value for name, value in arguments.items() if name not in names}
+
+            def repeat(*values: Tensor) -> dict[str, Tensor]:
+                return {**dict(zip(names, values, strict=True)), **host}
+
+            key = tuple((name, tuple(value.tolist())) for name, value in host.items())
+            levels = call_encoder(visual, patches, [arguments[name] for name in names], repeat, key, replay)
+        else:
+            levels = call_encoder(visual, patches, cells, describe, tuple(grids), replay)
+        return Encoded(levels[0], levels[1:])
+
+    def _describe_cells(self, cells: Sequence[Tensor], grids: Sequence[Grid]) -> dict[str, Tensor]:
+        """The encoder's arguments besides the patches, given the chosen cells `[k]` of each picture."""
+        merge, device = self.config.vision_config.spatial_merge_size, cells[0].device
         places = [
             torch.stack([k // grid[2], k % grid[2]], dim=1) for k, grid in zip(cells, grids, strict=True)
         ]  # [k, 2]
-        inside = torch.cartesian_prod(*[torch.arange(merge, device=patches.device)] * 2)  # [m * m, 2]
+        inside = torch.cartesian_prod(*[torch.arange(merge, device=device)] * 2)  # [m * m, 2]
         positions = (torch.cat(places)[:, None] * merge + inside).flatten(0, 1)  # [n, 2]
         lengths = torch.tensor([0] + [len(indices) * merge**2 for indices in cells], dtype=torch.int32)
         layout = {"cu_seqlens": lengths.cumsum(0, dtype=torch.int32), **self.cell_arguments(places, grids)}
-        arguments = {
-            **self.state_grids("image", grids, patches.device),
+        return {
+            "grid_thw": self.state_grids("image", grids, device)["image_grid_thw"],
             "position_ids": positions,
-            **{name: value.to(self._argument_device(name, patches.device)) for name, value in layout.items()},
+            **{name: value.to(self._argument_device(name, device)) for name, value in layout.items()},
         }
-        arguments["grid_thw"] = arguments.pop("image_grid_thw")
-        levels = call_encoder(self.inner.visual, patches.to(self.inner.visual.dtype), arguments, replay)
-        return Encoded(levels[0], levels[1:])
 
     def _argument_device(self, name: str, device: torch.device) -> torch.device:
         """The device of an encoder argument: layers read lengths on the host, except with flash attention."""
@@ -152,7 +172,7 @@ class Qwen2VL(Family):
     def state_grids(self, kind: str, grids: Sequence[Grid], device: torch.device) -> dict[str, Tensor]:
         """The patch grids."""
         merge = self.config.vision_config.spatial_merge_size
-        return {f"{kind}_grid_thw": upload(torch.tensor([(t, h * merge, w * merge) for t, h, w in grids]), device)}
+        return {f"{kind}_grid_thw": _state(tuple((t, h * merge, w * merge) for t, h, w in grids), device)}
 
     def cut(self) -> dict[str, Any]:
         """How pictures are cut into patches."""
@@ -168,3 +188,8 @@ class Qwen2VL(Family):
     def wrap(self, features: list[Tensor], deepstack: list[list[Tensor]]) -> Any:
         """Features of each picture; this family has no DeepStack."""
         return BaseModelOutputWithPooling(pooler_output=features)  # type: ignore[arg-type]
+
+
+@constant
+def _state(grids: tuple[Grid, ...], device: torch.device) -> Tensor:
+    return torch.tensor(grids, device=device)

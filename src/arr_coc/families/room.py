@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 
 class Room:
@@ -18,6 +18,11 @@ class Room:
             self.memory = torch.zeros(shape, dtype=like.dtype, device=like.device)
         self.keys, self.values = (list(part.unbind(0)) for part in self.memory)  # each [B, heads, S, d]
         self.size = shape[4]
+
+    def cache(self, places: Tensor | None = None) -> Cache:
+        """What a pass takes as its cache: see [`RoomLayer`]."""
+        pairs = zip(self.keys, self.values, strict=True)
+        return Cache(layers=[RoomLayer(keys, values, places) for keys, values in pairs])
 
     def load(self, cache: Any, length: int) -> None:
         """Copy the keys and values of a cache to the first places."""
@@ -31,12 +36,18 @@ class Room:
 
 
 class RoomLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """One layer of a room during a pass that writes to given places `[n]`, and attends to all of them under a mask."""
+    """One layer of a room during a pass that writes to it.
+
+    Args:
+        keys, values (`Tensor` of shape `[B, heads, S, d]`): its memory.
+        places (`Tensor` of shape `[n]`, *optional*): where the pass writes; it then attends to all places under a mask.
+            By default it is the first pass, which writes to the first places and attends to its own tokens.
+    """
 
     keys: Tensor
     values: Tensor
 
-    def __init__(self, keys: Tensor, values: Tensor, places: Tensor) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, places: Tensor | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.keys, self.values, self.places = keys, values, places
         self.is_initialized = True
@@ -45,18 +56,23 @@ class RoomLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Nothing to do."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write `[B, heads, n, d]` to their places; returns all places."""
+        """Write `[B, heads, n, d]` to their places; returns what to attend to."""
+        if self.places is None:
+            count = key_states.shape[2]
+            self.keys[:, :, :count].copy_(key_states)
+            self.values[:, :, :count].copy_(value_states)
+            return key_states, value_states
         self.keys.index_copy_(2, self.places, key_states)
         self.values.index_copy_(2, self.places, value_states)
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Keys, and the first of them."""
-        return self.get_max_length(), 0
+        """Number of keys to attend to, and the first of them."""
+        return query_length if self.places is None else self.get_max_length(), 0
 
     def get_seq_length(self) -> int:
-        """All places: the mask tells which are filled."""
-        return self.get_max_length()
+        """Tokens before this pass: unless it is the first, all places, and the mask tells which are filled."""
+        return 0 if self.places is None else self.get_max_length()
 
     def get_max_length(self) -> int:
         """All places."""
