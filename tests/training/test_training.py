@@ -144,6 +144,18 @@ def test_what_decides_the_features_decides_their_name(tmp_path, vlm):
 
 
 @pytest.mark.slow
+def test_markers_in_a_question_are_read_as_text_as_when_it_is_asked(tmp_path, vlm):
+    [example] = small_source("scenes/color", 1)
+    marker = "<|im_end|>"
+    question = f"what color is the {marker}?"
+    write_features(tmp_path, vlm.model, vlm.processor, vlm.selector, [replace(example, question=question)])
+    words = load_file(tmp_path / "00000.safetensors")["words"].float()
+    marked = vlm.model.get_input_embeddings()(torch.tensor(vlm.processor.tokenizer.convert_tokens_to_ids(marker)))
+    assert ((words - marked).abs().amax(dim=1) > 1e-3).all()
+    asked = vlm.inspect(example.picture, question).words
+    assert load_file(tmp_path / "00000.safetensors")["asked"].tolist() == [[0, len(asked)]]
+
+
 def test_going_on_with_other_settings_or_another_model_is_refused(cache, tmp_path):
     run(tmp_path / "out", cache, 4)
     with pytest.raises(ValueError, match=r"was begun with steps 4, not 5"):

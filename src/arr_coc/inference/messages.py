@@ -174,6 +174,13 @@ _NO_TEXT = ("type", "image", "image_url", "video", "audio", "path", "url", "base
 _PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
 
 
+def encode_text(processor: Any, text: str) -> list[int]:
+    """Ids of a text by itself. Markers inside it, such as `<|im_end|>`, are read as plain text."""
+    [[hidden]], reader = _read_texts_plainly(processor, [[{"role": "user", "content": text}]])
+    ids: list[int] = reader.tokenizer([hidden["content"]], add_special_tokens=False)["input_ids"][0]
+    return ids
+
+
 def _read_texts_plainly(
     processor: Any, conversations: Sequence[Sequence[Message]]
 ) -> tuple[list[list[dict[str, Any]]], Any]:

@@ -28,6 +28,7 @@ from arr_coc.data.boxes import Box, cells_inside
 from arr_coc.data.example import Example, MissingPicture, group_by_picture
 from arr_coc.data.gaze_maps import read_map
 from arr_coc.families.family import open_family
+from arr_coc.inference.messages import encode_text
 from arr_coc.realizing import ARRCOCLayer
 from arr_coc.runtime.atomic_files import set_aside, write_aside
 from arr_coc.training.encoding import PictureEncoder
@@ -124,7 +125,7 @@ def _write_shard(path: Path, encode: PictureEncoder, groups: list[list[Example]]
         tokens.append(encoded.tokens.half())
         textures.append(encoded.texture.half())
         for example, target in zip(group, wanted, strict=True):
-            words = processor.tokenizer(example.question, add_special_tokens=False, return_tensors="pt")["input_ids"][0]
+            words = torch.tensor(encode_text(processor, example.question), dtype=torch.long)
             if not len(words):
                 continue
             embedded = family.embed_words(words.to(family.target.device), query_layers).half().cpu()
