@@ -181,18 +181,19 @@ def open_windows(windows: Tensor, plan: GazePlan, grid: Grid, most: int, enough:
 
 
 def count_beyond(plan: GazePlan, grid: Grid) -> int:
-    """Number of cells of the windows that lie outside the picture.
+    """Number of windows that lie wholly outside the picture.
 
     Example:
 
     ```python
     >>> from arr_coc.gaze.plan import GazePlan, count_beyond
     >>> count_beyond(GazePlan(gestalt=(1, 2, 2), scale=4, saccades=6, side=2, tokens=10), (1, 6, 8))
-    16
+    4
 
     ```
     """
-    return cell_count(plan.windows) * plan.side**2 - cell_count(grid)
+    inside = [-(-cells // plan.side) for cells in grid[1:]]
+    return cell_count(plan.windows) - inside[0] * inside[1]
 
 
 @constant
