@@ -66,21 +66,18 @@ class Server:
 
     def ask(self) -> tuple[float, float, str]:
         """Milliseconds of answer and overlay, and the answer."""
-        assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         answer, overlay, text = self._read().split(maxsplit=2)
         return float(answer), float(overlay), text
 
     def _read(self) -> str:
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
             raise RuntimeError("the process that answers has ended; its error is above")
         return line.strip()
 
     def close(self) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
 

@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from arr_coc.config import ARRCOCConfig, Grid
-from arr_coc.pixels.mipmaps import halve, resize
+from arr_coc.pixels.mipmaps import resize
 from arr_coc.pixels.saliency import structure_of
-from arr_coc.runtime.tensors import unit_rows
+from arr_coc.runtime.tensors import constant, unit_rows
 from arr_coc.texture import CHANNELS
 
 # Channels whose local diversity counts as information. The others (position, clusters, memory) start near zero weight.
@@ -42,6 +42,21 @@ HISTOGRAM_BINS = 12
 PULL_SOFTNESS = 0.02
 # A word whose cosine varies less than this over the picture points nowhere: encoders drift that much with position.
 FLAT_PULL = 0.04
+
+
+@constant
+def _near_average(side: int, device: torch.device) -> Tensor:
+    """Matrix `[side, side]` whose columns average a cell and its neighbours along one side."""
+    return F.avg_pool1d(torch.eye(side), 3, stride=1, padding=1, count_include_pad=False).to(device)
+
+
+@constant
+def _far_average(side: int, device: torch.device) -> Tensor:
+    """Matrix `[side, side]` whose columns take each cell from two mip levels further up."""
+    coarse = torch.eye(side)
+    for _ in range(2):
+        coarse = F.avg_pool1d(coarse, 2, ceil_mode=True, count_include_pad=False)  # [side, ceil(side / 2)]
+    return resize(coarse, (side, side)).to(device)
 
 
 class InformationScorer(nn.Module):
@@ -91,8 +106,10 @@ class InformationScorer(nn.Module):
         sharpness = -0.5 / (self.step**2 + spread * spread)
         here = torch.softmax((texture[:, :, None] - self.bins).square() * sharpness, dim=2)  # [B, C, bins, h, w]
         here = here.view(batch, channels * HISTOGRAM_BINS, rows, columns)  # [B, C * bins, h, w]
-        near = F.avg_pool2d(here, 3, stride=1, padding=1, count_include_pad=False)
-        far = resize(halve(halve(here)), (rows, columns))
+        near, far = (
+            average(rows, texture.device).mT @ (here @ average(columns, texture.device))
+            for average in (_near_average, _far_average)
+        )
         histogram = (0.5 * here).add_(near, alpha=0.25).add_(far, alpha=0.25)
         entropy = torch.special.entr(histogram).view(batch, channels, HISTOGRAM_BINS, rows, columns).sum(dim=2)
         score = torch.einsum("bchw,c->bhw", entropy, torch.softmax(self.channel_logits, dim=0))

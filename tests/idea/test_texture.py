@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
 from arr_coc import CHANNELS, generate_texture_array
+from arr_coc.pixels.mipmaps import gradient, halve, halve_peaks, peaks_around, resize
 from arr_coc.texture import PreviousFrame
 
 
@@ -74,6 +75,24 @@ def test_positions_run_from_0_to_1():
     assert channel(texture, "x")[0].tolist() == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
     assert channel(texture, "eccentricity")[0, 0] == pytest.approx(1)
     assert channel(generate_texture_array(flat(), (5, 5), "full"), "eccentricity")[2, 2] == pytest.approx(0)
+
+
+@pytest.mark.parametrize("size", [(6, 8), (7, 8), (6, 9), (5, 3), (1, 1), (1, 4)])
+def test_the_fast_kernels_are_those_of_torch(size):
+    maps = torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(0)) - 0.5
+    torch.testing.assert_close(halve(maps), F.avg_pool2d(maps, 2, ceil_mode=True, count_include_pad=False))
+    assert torch.equal(halve_peaks(maps), F.max_pool2d(maps, 2, ceil_mode=True))
+    assert torch.equal(peaks_around(maps), F.max_pool2d(maps, 3, stride=1, padding=1))
+    for target in ((6, 9), (3, 2)):
+        torch.testing.assert_close(resize(maps, target), F.interpolate(maps, size=target, mode="bilinear"))
+    sobel = torch.tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]]) / 8
+    kernel = torch.stack([sobel, sobel.T])[:, None]
+    derivatives, length = gradient(maps[:, :1])
+    expected = F.conv2d(F.pad(maps[:, :1], (1, 1, 1, 1), mode="replicate"), kernel)
+    torch.testing.assert_close(derivatives, expected)
+    torch.testing.assert_close(length, expected.norm(dim=1, keepdim=True))
+    if size != (1, 1):  # the control: axes are not mixed up
+        assert not torch.allclose(derivatives, expected.flip(1))
 
 
 def test_a_vertical_edge_lights_sobel_x_and_not_y():

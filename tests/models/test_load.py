@@ -13,7 +13,7 @@ from tiny_models import FAMILIES, RELATIVES, tiny_model
 
 from arr_coc import ARRCOCQwen
 from arr_coc.config import EMBEDDED_MODEL
-from arr_coc.inference.load import load_adapter, load_model
+from arr_coc.inference.load import PatchProjection, load_adapter, load_model
 
 pytestmark = pytest.mark.slow
 
@@ -245,3 +245,14 @@ def test_from_the_hub_only_safetensors_are_asked_for(whole, monkeypatch):
 def test_the_embedded_model_opens_and_answers_as_saved(whole):
     assert load_model("embedded").config.name_or_path == EMBEDDED_MODEL
     assert ARRCOCQwen.from_pretrained(whole, "grid").answer(photo(64, 64), "what?", max_new_tokens=1).tokens.full == 64
+
+
+def test_patches_are_projected_as_the_convolution_would(whole):
+    first_layer = load_model(whole, dtype=torch.float32).model.visual.patch_embed.proj
+    assert isinstance(first_layer, PatchProjection)
+    patches = torch.randn(5, *first_layer.weight.shape[1:], generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(first_layer(patches), torch.nn.Conv3d.forward(first_layer, patches))
+    changed = patches.clone()
+    changed[0, -1, -1, -1, -1] += 1  # the control: the last pixel counts, too
+    assert not torch.allclose(first_layer(changed)[0], first_layer(patches)[0])
+    assert list(first_layer.state_dict()) == ["weight", "bias"]

@@ -25,10 +25,11 @@ LUMA = (0.299, 0.587, 0.114)
 def halve(x: Tensor) -> Tensor:
     """Mean over 2x2 blocks; incomplete blocks at an odd border average the pixels they have."""
     height, width = x.shape[-2:]
-    if x.is_cuda or height % 2 or width % 2:
+    if x.is_cuda or x.dtype != torch.float32 or height % 2 or width % 2:
         return F.avg_pool2d(x, 2, ceil_mode=True, count_include_pad=False)
-    # bilinear sampling at half size is exactly the mean of four, and its kernel is five times faster on a CPU
-    return F.interpolate(x, size=(height // 2, width // 2), mode="bilinear", align_corners=False)
+    # the same in two sums, which on a CPU take an eighth of the time
+    columns = x[..., ::2] + x[..., 1::2]  # [..., H, W / 2]
+    return (columns[..., ::2, :] + columns[..., 1::2, :]).mul_(0.25)
 
 
 def pool_to(x: Tensor, size: tuple[int, int]) -> Tensor:
@@ -47,13 +48,7 @@ def pool_to(x: Tensor, size: tuple[int, int]) -> Tensor:
 @constant
 def _bilinear_weights(source: int, target: int, device: torch.device) -> Tensor:
     """Matrix `[target, source]` of bilinear sampling along one side, pixel centres aligned."""
-    place = ((torch.arange(target) + 0.5) * (source / target) - 0.5).clamp(0, source - 1)
-    low = place.long().clamp(max=max(0, source - 2))
-    weights = torch.zeros(target, source)
-    rows = torch.arange(target)
-    weights[rows, low] = 1 - (place - low)
-    weights[rows, (low + 1).clamp(max=source - 1)] += place - low
-    return weights.to(device)
+    return F.interpolate(torch.eye(source)[None], size=target, mode="linear")[0].mT.contiguous().to(device)
 
 
 def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
@@ -76,19 +71,17 @@ def luminance(colour: Tensor) -> Tensor:
     return (red.float() * LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
 
 
-@constant
-def _sobel_kernel(device: torch.device) -> Tensor:
-    x = torch.tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]], device=device) / 8
-    return torch.stack([x, x.T])[:, None]  # [2, 1, 3, 3]
-
-
 def gradient(intensity: Tensor) -> tuple[Tensor, Tensor]:
     """Sobel derivatives `[B, 2, H, W]` (x, y) of `[B, 1, H, W]` in [0, 1], and their length `[B, 1, H, W]`.
 
     A unit step gives 0.5.
     """
     padded = F.pad(intensity, (1, 1, 1, 1), mode="replicate")
-    derivatives = F.conv2d(padded, _sobel_kernel(intensity.device))
+    # each kernel is a sum of three along one side, with weights 1, 2, 1, and a difference along the other
+    down = (padded[:, :, :-2] + padded[:, :, 2:]).add_(padded[:, :, 1:-1], alpha=2)  # [B, 1, H, W + 2]
+    right = (padded[..., :-2] + padded[..., 2:]).add_(padded[..., 1:-1], alpha=2)  # [B, 1, H + 2, W]
+    x, y = down[..., 2:] - down[..., :-2], right[:, :, 2:] - right[:, :, :-2]
+    derivatives = torch.cat([x, y], dim=1).mul_(1 / 8)
     return derivatives, torch.hypot(derivatives[:, :1], derivatives[:, 1:])
 
 
@@ -251,6 +244,22 @@ def peak_to(x: Tensor, size: tuple[int, int]) -> Tensor:
         return F.max_pool2d(x, (rows, columns))
     pool: Callable[[Tensor, tuple[int, int]], Tensor] = F.adaptive_max_pool2d
     return pool(x, size)
+
+
+def halve_peaks(x: Tensor) -> Tensor:
+    """Maximum over 2x2 blocks; an odd border has smaller blocks. On a CPU much faster than `max_pool2d`."""
+    height, width = x.shape[-2:]
+    if height % 2 or width % 2:
+        x = F.pad(x, (0, width % 2, 0, height % 2), mode="replicate")
+    x = torch.maximum(x[..., ::2, :], x[..., 1::2, :])
+    return torch.maximum(x[..., ::2], x[..., 1::2])
+
+
+def peaks_around(x: Tensor) -> Tensor:
+    """Maximum of each sample and its eight neighbours. On a CPU much faster than `max_pool2d`."""
+    padded = F.pad(x, (1, 1, 1, 1), value=-math.inf)
+    rows = torch.maximum(torch.maximum(padded[..., :-2], padded[..., 1:-1]), padded[..., 2:])
+    return torch.maximum(torch.maximum(rows[..., :-2, :], rows[..., 1:-1, :]), rows[..., 2:, :])
 
 
 def _reduce(x: Tensor, level: int) -> Tensor:

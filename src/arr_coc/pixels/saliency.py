@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from arr_coc.pixels.mipmaps import halve, peak_to, pool_to, resize
+from arr_coc.pixels.mipmaps import halve, halve_peaks, peak_to, peaks_around, pool_to, resize
 from arr_coc.runtime.tensors import constant
 
 EDGE_THRESHOLD = 0.12
@@ -125,8 +125,7 @@ def stroke_density(gradients: Tensor, grid: tuple[int, int]) -> Tensor:
     A lone edge has one sign and a smooth gradient hardly any slope; letters have both signs within a stroke's width.
     """
     signed = torch.cat([gradients, -gradients], dim=1)  # [B, 4, H, W]: +x, +y, -x, -y
-    # two small windows equal one of six samples at a fifth of the cost
-    peaks = F.max_pool2d(F.max_pool2d(signed, 2, ceil_mode=True), 3, stride=1, padding=1)
+    peaks = peaks_around(halve_peaks(signed))  # windows of six samples a side
     strokes = torch.minimum(peaks[:, :2], peaks[:, 2:]).clamp_(min=0)  # [B, 2, H, W]
     density = (strokes[:, :1] * strokes[:, 1:]).sqrt_()
     return (3 * pool_to(density, grid)).clamp_(max=1)
@@ -157,12 +156,10 @@ def edge_distance(magnitude: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 @constant
-def _neighbours(channels: int, device: torch.device) -> Tensor:
-    """Kernel `[C, 1, 5, 5]` that averages the eight cells one and two steps up, down, left and right."""
-    kernel = torch.zeros(5, 5)
-    kernel[2] = kernel[:, 2] = 1 / 8
-    kernel[2, 2] = 0
-    return kernel.expand(channels, 1, 5, 5).contiguous().to(device)
+def _neighbours(side: int, device: torch.device) -> Tensor:
+    """Matrix `[side, side]` of the cells one and two steps before and after each; with both sides they are eight."""
+    steps = (torch.arange(side)[:, None] - torch.arange(side)).abs()
+    return (((steps == 1) | (steps == 2)) / 8).to(device)
 
 
 def structure_of(maps: Tensor, floor: float = 0.01, chances: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -180,7 +177,8 @@ def structure_of(maps: Tensor, floor: float = 0.01, chances: Tensor | None = Non
     count = maps.shape[-2] * maps.shape[-1]
     centred = maps - maps.mean(dim=(-2, -1), keepdim=True)
     variance = centred.square().mean(dim=(-2, -1)) + floor**2
-    around = F.conv2d(centred, _neighbours(maps.shape[1], maps.device), padding=2, groups=maps.shape[1])
+    rows, columns = (_neighbours(side, maps.device) for side in maps.shape[-2:])
+    around = rows @ centred + centred @ columns  # mean of eight cells: up, down, left and right
     alike = (centred * around).mean(dim=(-2, -1)) / variance
     alone = centred.abs().amax(dim=(-2, -1)) / variance.sqrt()
     least_alike = LEAST_ALIKE * min(1.0, math.sqrt(count / 256))
