@@ -213,10 +213,8 @@ def _choose_windows(
         replaces = plan.drop and plan.saccades and selector.ordered
         cells = plan.tokens if replaces else plan.saccades or 0
         count = -(-cells // plan.side**2)
-        if (
-            cells and selector.ordered
-        ):  # the selector may pick windows at or beyond the picture's edge, with fewer cells
-            count = -(-(cells + count_beyond(plan, grid)) // plan.side**2)
+        if cells and selector.ordered:  # the selector may pick windows beyond the picture's edge, which hold no cells
+            count += count_beyond(plan, grid)
         counts.append(min(count, cell_count(plan.windows)))
     return select_counts(selector, queries, counts)
 
@@ -243,7 +241,8 @@ def _list_saccades(selection: Selection | None, plan: GazePlan, grid: Grid, gaze
         return _Saccades(torch.zeros(0, dtype=torch.long), None)
     windows = selection.by_relevance()
     most = plan.tokens if plan.saccades is None or plan.drop else plan.saccades
-    enough = ordered and plan.saccades is not None
+    # unless the edge cuts through windows, those asked for hold as many cells as are wanted
+    enough = ordered and plan.saccades is not None and not (grid[1] % plan.side or grid[2] % plan.side)
     cells, gestalt_mask = open_windows(windows, plan, grid, most, enough), None
     if plan.drop:
         cells, gestalt_mask = replace_covered(cells, plan, grid)
