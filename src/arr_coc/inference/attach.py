@@ -6,7 +6,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable
-from types import MethodType, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
 from torch import nn
@@ -211,7 +211,7 @@ class Attachment:
         # what is called may be a wrapper, such as PEFT's
         entries, inner = dict.fromkeys([model, self._target]), family.inner
         for module in entries:
-            module.__dict__[_ENTRY] = MethodType(self._make_entry(), module)
+            module.__dict__[_ENTRY] = self._make_entry(module)
             for name in _REFUSED:
                 module.__dict__[name] = functools.partial(self._refuse, module, name)
         self._guard: RemovableHandle | None = None
@@ -235,11 +235,14 @@ class Attachment:
     def _generate(self, *args: Any, **kwargs: Any) -> Any:
         return self._replacements["generate"].plain(*args, **kwargs)
 
-    def _make_entry(self) -> Callable[..., Any]:
-        """A method that leads from `model(...)` to `forward`, whoever has replaced that in the meantime."""
+    def _make_entry(self, module: Any) -> Callable[..., Any]:
+        """A function that leads from `model(...)` to `forward`, whoever has replaced that in the meantime.
+
+        Not a method: `model.compile()` of torch 2.9 would take the function out of it and lose the module.
+        """
 
         @untraced_itself
-        def enter(module: Any, *args: Any, **kwargs: Any) -> Any:
+        def enter(*args: Any, **kwargs: Any) -> Any:
             self._renew()
             return type(module)._call_impl(module, *args, **kwargs)
 
