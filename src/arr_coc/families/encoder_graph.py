@@ -9,7 +9,6 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from arr_coc.families.family import read_levels
 from arr_coc.families.recordable import read_state
 from arr_coc.runtime.cuda_graphs import GraphCache, may_replay
 
@@ -22,9 +21,9 @@ _lock = threading.Lock()
 
 def call_encoder(
     visual: Any,
-    patches: Tensor,
-    given: Sequence[Tensor],
-    describe: Callable[..., dict[str, Tensor]],
+    tensors: Sequence[Tensor],
+    plain: Callable[..., tuple[Tensor, ...]],
+    recorded: Callable[..., tuple[Tensor, ...]],
     key: tuple[Hashable, ...],
     replay: bool,
 ) -> tuple[Tensor, ...]:
@@ -32,24 +31,24 @@ def call_encoder(
 
     Args:
         visual (`nn.Module`): the encoder.
-        patches (`Tensor` of shape `[n, F]`): rows of pixel values.
-        given (`Sequence[Tensor]`): what `describe` takes, on the device.
-        describe (`Callable`): the encoder's other arguments. It must not wait for the device; what it depends on
-            besides the values of `given` belongs to `key`.
+        tensors (`Sequence[Tensor]`): the patches `[n, F]`, and what else the functions take, on the device.
+        plain (`Callable`): calls the encoder.
+        recorded (`Callable`): does the same without waiting for the device. What it depends on besides the values of
+            `tensors` and the weights belongs to `key`.
         key (`tuple`): tells recordings apart.
         replay (`bool`): whether such calls will be repeated, so that recording a graph pays off. No graph is used where
             it would change the result: with gradients, hooks, compiled modules, or attention that reads lengths.
     """
     attention = str(visual.config._attn_implementation)
-    may = replay and len(patches) <= MOST_PATCHES and may_replay(patches) and "flash" not in attention
+    may = replay and len(tensors[0]) <= MOST_PATCHES and may_replay(tensors[0]) and "flash" not in attention
     state = read_state(visual) if may else None
-
-    def encode(rows: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        return read_levels(visual(rows, return_dict=True, **describe(*rest[: len(given)])))
-
     if state is None or state.obstacle is not None:
-        return encode(patches, *given)
+        return plain(*tensors)
     with _lock:
         graphs = _caches.setdefault(visual, GraphCache())
-    levels: tuple[Tensor, ...] = graphs(encode, (patches, *given), (*key, attention, state))
+
+    def encode(*rest: Any) -> tuple[Tensor, ...]:
+        return recorded(*rest[: len(tensors)])
+
+    levels: tuple[Tensor, ...] = graphs(encode, tensors, (*key, attention, state))
     return levels

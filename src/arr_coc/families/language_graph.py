@@ -29,6 +29,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModelOutputWithPast
 
 from arr_coc.families.recordable import State, read_state
+from arr_coc.families.recorded_attention import GROUPED, with_attention
 from arr_coc.families.room import Room
 from arr_coc.runtime.cuda_graphs import GraphCache, may_replay
 
@@ -84,16 +85,20 @@ class _Lease:
 
     def _read(self, kwargs: dict[str, Any]) -> _Pass | None:
         """The arguments of a pass; None if one of them asks for something else."""
-        given = {name: value for name, value in kwargs.items() if value is not None}
+        config = self.inner.language_model.config
+        given = {name: getattr(config, name) for name in ("use_cache", "output_hidden_states")}
+        given |= {name: value for name, value in kwargs.items() if value is not None}
         ids, positions, mask = (given.pop(name, None) for name in ("input_ids", "position_ids", "attention_mask"))
         cache, features = given.pop("past_key_values", None), given.pop("mm_encoder_outputs", {})
         given.pop("mm_token_type_ids", None)  # only for positions
         settings = {"use_cache": True, "return_dict": True, "output_attentions": False, "output_hidden_states": False}
         if any(value is not settings.get(name) for name, value in given.items()):
             return None
-        if ids is None or positions is None or positions.shape[-1] != ids.shape[1]:
+        if ids is None or positions is None or positions.ndim != 3 or positions.shape[-1] != ids.shape[1]:
             return None
-        if not may_replay(ids) or (mask is not None and mask.ndim != 2) or not _is_plain_cache(cache):
+        if mask is not None and not (isinstance(mask, Tensor) and mask.ndim == 2):  # a static cache has ready masks
+            return None
+        if not may_replay(ids) or not _is_plain_cache(cache):
             return None
         return _Pass(ids, positions[-3:], mask, cache, features)
 
@@ -101,17 +106,18 @@ class _Lease:
         """A first pass over one row; None if it is too long or padded."""
         rows, count = call.ids.shape
         size = -(-count // STEP) * STEP
-        if rows > 1 or size > MOST_FIRST or not (self.unpadded or call.mask is None or bool(call.mask.all())):
+        unpadded, self.unpadded = self.unpadded, False  # of another prompt in the same call, nothing is known
+        if rows > 1 or size > MOST_FIRST or not (unpadded or call.mask is None or bool(call.mask.all())):
             return None
         self._make_way(call.cache)
         embeds, levels = self._embed(call)
         room = self.graphs.room(self.inner, rows, size + SPARE, embeds)
         if room is None:
             return None
-        reader = _reader(self.inner.language_model)
+        language = self.inner.language_model
 
         def read(embeds: Tensor, positions: Tensor, *rest: Any) -> tuple[Tensor]:
-            return (_run(reader, embeds, positions, None, room.cache(), list(rest[: len(levels)])),)
+            return (_run(_reader(language), embeds, positions, None, room.cache(), list(rest[: len(levels)])),)
 
         tensors = [
             _extend(embeds, size),
@@ -139,13 +145,13 @@ class _Lease:
             if call.mask.shape[1] != length + count:
                 return None
             valid[:, : length + count] = call.mask.bool()
-        reader = _reader(self.inner.language_model)
+        language = self.inner.language_model
 
         def read(embeds: Tensor, positions: Tensor, valid: Tensor, start: Tensor, *rest: Any) -> tuple[Tensor]:
             places = start + torch.arange(size, device=start.device)  # [n]
             before = torch.arange(room.size, device=start.device) <= places[:, None]  # [n, S]
             mask = before & valid[:, None, None]  # [B, 1, n, S]
-            return (_run(reader, embeds, positions, mask, room.cache(places), list(rest[: len(levels)])),)
+            return (_run(_appender(language), embeds, positions, mask, room.cache(places), list(rest[: len(levels)])),)
 
         start = torch.full((1,), length, device=embeds.device)
         tensors = [
@@ -169,7 +175,7 @@ class _Lease:
             embeds = torch.where(visual[..., None], features[rows], embeds)
             for number, parts in enumerate(getattr(output, "deepstack_features", None) or ()):
                 level = torch.where(visual[..., None], torch.cat(list(parts)).to(embeds.dtype)[rows], 0)
-                levels[number:] = [levels[number] + level] if number < len(levels) else [level]
+                levels[number : number + 1] = [levels[number] + level] if number < len(levels) else [level]
         return embeds, levels
 
     def _finish(self, call: _Pass, room: Room, hidden: Tensor, length: int) -> Any:
@@ -208,8 +214,11 @@ class _Lease:
     def end(self) -> None:
         """Give the cache, if anyone still has it, a copy of its own."""
         cache: Any = None if self._cache is None else self._cache()
-        if cache is not None and self._room is not None and self._is_shown(cache):
-            self._show(cache, None, self._room.filled(self._shown[0].shape[2], copied=True))
+        if cache is not None and self._room is not None:
+            if self._is_shown(cache):
+                self._show(cache, None, self._room.filled(self._shown[0].shape[2], copied=True))
+            else:
+                self._room.move_out(cache)
         self._room, self._cache, self._shown = None, None, []
 
 
@@ -228,6 +237,17 @@ class LanguageGraphs:
         self.replay = GraphCache(limit=32, limit_bytes=2**30, patience=2)
         self._rooms: dict[tuple[Any, ...], Room] = {}
         self._states: dict[State, int] = {}
+        self._done: torch.cuda.Event | None = None
+
+    def wait(self, device: torch.device) -> None:
+        """Let the current stream wait until the call before, perhaps on another stream, has left the rooms."""
+        if self._done is not None and device.type == "cuda":
+            torch.cuda.current_stream(device).wait_event(self._done)
+
+    def leave(self, device: torch.device) -> None:
+        """Remember when the current stream leaves the rooms."""
+        if device.type == "cuda":
+            self._done = torch.cuda.current_stream(device).record_event()
 
     def number(self, state: State) -> int:
         """A number for each state that was seen: its hundreds of addresses would take long to compare in every pass."""
@@ -237,7 +257,8 @@ class LanguageGraphs:
         """In place of the model's own, which runs unless this is the call that holds the lease."""
         inner: Any = self._inner()
         plain = type(inner).forward.__get__(inner)
-        return plain(*args, **kwargs) if self.lease is None else self.lease.forward(plain, args, kwargs)
+        lease = self.lease  # which may end in its thread while another is here
+        return plain(*args, **kwargs) if lease is None else lease.forward(plain, args, kwargs)
 
     def room(self, inner: Any, rows: int, length: int, like: Tensor) -> Room | None:
         """A room for so many rows and tokens; None if it would be too large."""
@@ -302,6 +323,8 @@ def replayed_passes(family: Any, unpadded: bool = False) -> Iterator[None]:
             graphs.say(reason)
             yield
             return
+        device = next(inner.parameters()).device
+        graphs.wait(device)
         graphs.lease = _Lease(graphs, family, unpadded, state)
         inner.__dict__["forward"] = graphs.forward
         try:
@@ -310,6 +333,7 @@ def replayed_passes(family: Any, unpadded: bool = False) -> Iterator[None]:
             inner.__dict__.pop("forward", None)
             graphs.lease.end()
             graphs.lease = None
+            graphs.leave(device)
     finally:
         graphs.lock.release()
 
@@ -336,6 +360,13 @@ def _reader(language: Any) -> Any:
     """The language model with DeepStack's levels added densely: finding their places would wait for the device."""
     reader = copy.copy(language)
     reader.__dict__["_deepstack_process"] = lambda hidden, places, level: hidden + level
+    return reader
+
+
+def _appender(language: Any) -> Any:
+    """The same, with attention that does not repeat the whole room for all heads."""
+    reader = _reader(language)
+    reader.__dict__["layers"] = [with_attention(layer, GROUPED, "self_attn") for layer in language.layers]
     return reader
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -9,8 +10,9 @@ from torch import Tensor
 from transformers.vision_utils import get_vision_window_index
 
 from arr_coc.config import Grid
-from arr_coc.families.family import Inputs, register_family
+from arr_coc.families.family import Inputs, read_levels, register_family
 from arr_coc.families.qwen2_vl import Qwen2VL
+from arr_coc.families.recorded_attention import WINDOWS, with_attention
 
 
 @register_family("qwen2_5_vl")
@@ -18,7 +20,6 @@ class Qwen25VL(Qwen2VL):
     """Qwen2.5-VL. Its `get_rope_index` also takes `second_per_grid_ts`."""
 
     processor_class = "Qwen2_5_VLProcessor"
-    waits_for_cells = True  # windows hold different numbers of cells
 
     def attending_layers(self, depth: int) -> Sequence[int]:
         """The layers with full attention; the others attend within windows."""
@@ -38,6 +39,13 @@ class Qwen25VL(Qwen2VL):
 
     def cell_arguments(self, places: Sequence[Tensor], grids: Sequence[Grid]) -> dict[str, Tensor]:
         """The chosen cells sorted by encoder window, and the length of each window's part."""
+        order, windows = self._sort_by_window(places, grids)
+        _, counts = torch.unique_consecutive(windows, return_counts=True)
+        ends = (counts * self.config.vision_config.spatial_merge_size**2).cumsum(0, dtype=torch.int32)
+        return {"window_index": order, "cu_window_seqlens": torch.cat([ends.new_zeros(1), ends])}
+
+    def _sort_by_window(self, places: Sequence[Tensor], grids: Sequence[Grid]) -> tuple[Tensor, Tensor]:
+        """The order `[k]` of the chosen cells in the encoder, window by window, and their windows in that order."""
         vision = self.config.vision_config
         side = vision.window_size // vision.patch_size // vision.spatial_merge_size  # in cells
         keys, first = [], 0
@@ -49,6 +57,31 @@ class Qwen25VL(Qwen2VL):
             first += -(-rows // side) * per_row
         key = torch.cat(keys)
         order = key.argsort()
-        _, counts = (key[order] // side**2).unique_consecutive(return_counts=True)
-        ends = (counts * vision.spatial_merge_size**2).cumsum(0, dtype=torch.int32)
-        return {"window_index": order, "cu_window_seqlens": torch.cat([ends.new_zeros(1), ends])}
+        return order, key[order] // side**2
+
+    def _mask_windows(self, places: Sequence[Tensor], grids: Sequence[Grid]) -> dict[str, Tensor]:
+        """The chosen cells sorted by encoder window, as one window, and a mask `[n, n]` of the patches of each."""
+        order, windows = self._sort_by_window(places, grids)
+        patches = self.config.vision_config.spatial_merge_size**2
+        window = windows.repeat_interleave(patches)  # [n]
+        return {
+            "window_index": order,
+            "cu_window_seqlens": torch.tensor([0, len(window)], dtype=torch.int32),
+            "arr_coc_windows": window == window[:, None],
+        }
+
+    def record_cells(
+        self, patches: Tensor, cells: Sequence[Tensor], grids: Sequence[Grid]
+    ) -> tuple[Tensor, ...] | None:
+        """Every question looks into other windows, and only the device knows how many cells of each are chosen.
+
+        So all patches attend under a mask that is True within windows, in layers that attend within windows.
+        """
+        visual = self.inner.visual
+        reader = copy.copy(visual)
+        reader.__dict__["blocks"] = [
+            block if number in visual.fullatt_block_indexes else with_attention(block, WINDOWS, "attn")
+            for number, block in enumerate(visual.blocks)
+        ]
+        arguments = self.describe_cells(cells, grids, self._mask_windows)
+        return read_levels(type(visual).forward(reader, patches, return_dict=True, **arguments))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -31,8 +31,6 @@ class Qwen2VL(Family):
         *("second_per_grid_ts", "mm_token_type_ids"),
     )
     graphs_language = True
-    # whether the encoder's arguments for single cells can only be computed by waiting for the device
-    waits_for_cells: ClassVar[bool] = False
     image_mean: ClassVar[Sequence[float]] = CLIP_MEAN
     image_std: ClassVar[Sequence[float]] = CLIP_STD
 
@@ -55,27 +53,33 @@ class Qwen2VL(Family):
         self, patches: Tensor, cells: Sequence[Tensor], grids: Sequence[Grid], replay: bool = False
     ) -> Encoded:
         """Call the encoder with the patches of the chosen cells and their places as arguments."""
-        visual, patches = self.inner.visual, patches.to(self.inner.visual.dtype)
+        visual = self.inner.visual
 
-        def describe(*cells: Tensor) -> dict[str, Tensor]:
-            return self._describe_cells(cells, grids)
+        def plain(patches: Tensor, *cells: Tensor) -> tuple[Tensor, ...]:
+            return read_levels(
+                visual(patches, return_dict=True, **self.describe_cells(cells, grids, self.cell_arguments))
+            )
 
-        if self.waits_for_cells:
-            arguments = describe(*cells)
-            names = [name for name, value in arguments.items() if value.device == patches.device]
-            host = {name: value for name, value in arguments.items() if name not in names}
+        def recorded(patches: Tensor, *cells: Tensor) -> tuple[Tensor, ...]:
+            return self.record_cells(patches, cells, grids) or plain(patches, *cells)
 
-            def repeat(*values: Tensor) -> dict[str, Tensor]:
-                return {**dict(zip(names, values, strict=True)), **host}
-
-            key = tuple((name, tuple(value.tolist())) for name, value in host.items())
-            levels = call_encoder(visual, patches, [arguments[name] for name in names], repeat, key, replay)
-        else:
-            levels = call_encoder(visual, patches, cells, describe, tuple(grids), replay)
+        tensors = (patches.to(visual.dtype), *cells)
+        levels = call_encoder(visual, tensors, plain, recorded, tuple(grids), replay)
         return Encoded(levels[0], levels[1:])
 
-    def _describe_cells(self, cells: Sequence[Tensor], grids: Sequence[Grid]) -> dict[str, Tensor]:
-        """The encoder's arguments besides the patches, given the chosen cells `[k]` of each picture."""
+    def record_cells(
+        self, patches: Tensor, cells: Sequence[Tensor], grids: Sequence[Grid]
+    ) -> tuple[Tensor, ...] | None:
+        """The levels of cells without waiting for the device; None if the usual call does not wait either."""
+        return None
+
+    def describe_cells(
+        self, cells: Sequence[Tensor], grids: Sequence[Grid], further: Callable[..., dict[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        """The encoder's arguments besides the patches, given the chosen cells `[k]` of each picture.
+
+        `further` gives those that only some families have, from the rows and columns `[k, 2]` of the cells.
+        """
         merge, device = self.config.vision_config.spatial_merge_size, cells[0].device
         places = [
             torch.stack([k // grid[2], k % grid[2]], dim=1) for k, grid in zip(cells, grids, strict=True)
@@ -83,7 +87,7 @@ class Qwen2VL(Family):
         inside = torch.cartesian_prod(*[torch.arange(merge, device=device)] * 2)  # [m * m, 2]
         positions = (torch.cat(places)[:, None] * merge + inside).flatten(0, 1)  # [n, 2]
         lengths = torch.tensor([0] + [len(indices) * merge**2 for indices in cells], dtype=torch.int32)
-        layout = {"cu_seqlens": lengths.cumsum(0, dtype=torch.int32), **self.cell_arguments(places, grids)}
+        layout = {"cu_seqlens": lengths.cumsum(0, dtype=torch.int32), **further(places, grids)}
         return {
             "grid_thw": self.state_grids("image", grids, device)["image_grid_thw"],
             "position_ids": positions,

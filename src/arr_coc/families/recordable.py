@@ -61,7 +61,7 @@ def _look_through(root: nn.Module) -> State:
         for value in (*own["_parameters"].values(), *own["_buffers"].values()):
             if value is not None:
                 weights.append(value.data_ptr())
-        if "merged_adapters" in own:  # a layer of PEFT
+        if "merged_adapters" in own or "_active_adapter" in own:  # a layer of PEFT, or a whole one that it saves
             active = module.active_adapters, module.disable_adapters, module.merged_adapters
             adapters.append((*map(str, active), tuple(own.get("scaling", {}).items())))
         waiting += [part for part in own["_modules"].values() if part is not None]
@@ -75,6 +75,8 @@ def _find_obstacle(module: Any, own: dict[str, Any]) -> str | None:
         return "it has hooks"
     if own.get("_hf_hook") is not None:
         return "it has hooks of accelerate"
+    if "forward" in own:
+        return "another tool has replaced `forward`"
     if own.get("_compiled_call_impl") is not None or "_orig_mod" in own["_modules"]:
         return "it is compiled"
     return None

@@ -29,6 +29,13 @@ class Room:
         parts = [layer.keys for layer in cache.layers] + [layer.values for layer in cache.layers]
         torch._foreach_copy_(self.filled(length), parts)
 
+    def move_out(self, cache: Any) -> None:
+        """Give a cache copies of what it shows of the room, if anything: a cropped one shows a part."""
+        here = self.memory.untyped_storage().data_ptr()
+        for layer in cache.layers:
+            if layer.keys.untyped_storage().data_ptr() == here:
+                layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
+
     def filled(self, length: int, copied: bool = False) -> list[Tensor]:
         """The first places of all keys, then of all values, or copies of them."""
         part = self.memory[:, :, :, :, :length]
