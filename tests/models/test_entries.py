@@ -349,7 +349,13 @@ ARGUMENTS = [
         for name in ("dynamic", "static", "hybrid")
     ),
     *(
-        Argument(f"`cache_implementation={name!r}` (CUDA)", given(cache_implementation=name), OF_OPTIONS, needs="cuda")
+        # compiled, `offloaded_static` ends the process, with the plain model too
+        Argument(
+            f"`cache_implementation={name!r}` (CUDA)",
+            given(cache_implementation=name, disable_compile=True),
+            OF_OPTIONS,
+            needs="cuda",
+        )
         for name in ("offloaded", "offloaded_static")
     ),
     Argument(
@@ -433,13 +439,15 @@ def test_every_cell_of_the_table(argument, call, family, opened, answering):
     if family not in opened:
         opened[family] = open_models(family)
     plain, around = opened[family]
-    data = inputs_for(family, argument.spec)
+    device = "cuda" if argument.needs == "cuda" else "cpu"
+    data = {name: value.to(device) for name, value in inputs_for(family, argument.spec).items()}
     full = data["input_ids"].shape[1]
     model, entry = {ANSWER: (answering.model, answering), PREPARE: (plain, plain)}.get(call, (plain, plain))
     if call in (OUR_FORWARD, OUR_GENERATE):
         model, entry = around.model, around
     if call == ANSWER:
         full = processed(answering.processor, [photo(96, 64)])["input_ids"].shape[1]
+    model.to(device)
     attached = call in (FORWARD, GENERATE)
     selecting = attach(model, ByScore(), budget=BUDGET, on_error="raise") if attached else contextlib.nullcontext()
     with selecting:

@@ -26,7 +26,7 @@ class ByScore(TokenSelector):
         for place, query in enumerate(queries):
             total = query.tokens.shape[0]
             kept = self.counts[place] if self.counts else resolve_budget(budget or 0.25, total)
-            score = query.tokens.float() @ self.direction
+            score = query.tokens.float() @ self.direction.to(query.tokens.device)
             selections.append(Selection(indices=score.topk(min(kept, total)).indices.sort().values))
         return selections
 
