@@ -69,6 +69,8 @@ def _look_through(root: nn.Module) -> State:
 
 
 def _find_obstacle(module: Any, own: dict[str, Any]) -> str | None:
+    if own.get("_compiled_call_impl") is not None or "_orig_mod" in own["_modules"]:
+        return "it is compiled"
     if own["training"]:
         return "it is in training mode"
     if own["_forward_hooks"] or own["_forward_pre_hooks"]:
@@ -77,6 +79,4 @@ def _find_obstacle(module: Any, own: dict[str, Any]) -> str | None:
         return "it has hooks of accelerate"
     if "forward" in own:
         return "another tool has replaced `forward`"
-    if own.get("_compiled_call_impl") is not None or "_orig_mod" in own["_modules"]:
-        return "it is compiled"
     return None
