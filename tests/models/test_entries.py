@@ -427,7 +427,8 @@ def cells():
             for family in ["qwen3_vl"] if call == ANSWER else argument.families:
                 quick = family == "qwen3_vl" or argument.families == [family]
                 name = f"{argument.name}-{call}-{family}".replace("`", "")
-                yield pytest.param(argument, call, family, id=name, marks=[] if quick else pytest.mark.slow)
+                marks = [pytest.mark.slow] * (not quick) + [pytest.mark.gpu] * (argument.needs == "cuda")
+                yield pytest.param(argument, call, family, id=name, marks=marks)
 
 
 @torch.no_grad()
@@ -599,7 +600,7 @@ TOOLS = {
     "`model.init_continuous_batching`": (lambda model, data, directory: model.init_continuous_batching(), BATCHING),
     "`model.continuous_batching_context_manager`": (enter_continuous_batching, BATCHING),
 }
-SLOW = {"`torch.compile(model)`", "`model.compile()`", "TRL's `SFTTrainer.train`", "`Trainer.train`"}
+SLOW = {name for name in TOOLS if "Trainer" in name or "compile" in name}
 
 
 @torch.no_grad()
