@@ -16,7 +16,7 @@ PUBLIC = {
     "ARRCOCOutput": "(tokens, indices, mask, budgets, num_kept, expected_tokens, relevance, scores, weights, "
     "tensions, strategy, reason, texture, word_pull)",
     "ARRCOCQwen": "(model, processor, selector, *, mode, budget, query_layers, on_error, gaze)",
-    "Answer": "(text, outputs, kept, tokens, strategy, reason, timings_ms, words, budget)",
+    "Answer": "(text, outputs, kept, tokens, strategy, reason, timings_ms, words, budget, failure)",
     "Attachment": "(model, selector, settings)",
     "ChatTokens": "(start, end, user, newline)",
     "EncodingCache": "(limit_bytes)",
