@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
@@ -32,6 +32,7 @@ from arr_coc.families.recordable import State, read_state
 from arr_coc.families.recorded_attention import GROUPED, with_attention
 from arr_coc.families.room import Room
 from arr_coc.runtime.cuda_graphs import GraphCache, may_replay
+from arr_coc.runtime.tracing import untraced, untraced_itself
 
 logger = logging.getLogger(__name__)
 
@@ -74,14 +75,14 @@ class _Lease:
         self._cache: Any = None  # a weak reference to the cache whose keys and values are in the room
         self._shown: list[Tensor] = []
 
-    def forward(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One pass, replayed if possible; `plain` is the model's own."""
+    @untraced
+    def replay(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a pass returns, if it can be replayed; otherwise None."""
         call = None if args or threading.get_ident() != self.thread else self._read(kwargs)
-        output = None
-        if call is not None:
-            length = 0 if call.cache is None else call.cache.get_seq_length()
-            output = self._append(call, length) if length else self._first(call)
-        return plain(*args, **kwargs) if output is None else output
+        if call is None:
+            return None
+        length = 0 if call.cache is None else call.cache.get_seq_length()
+        return self._append(call, length) if length else self._first(call)
 
     def _read(self, kwargs: dict[str, Any]) -> _Pass | None:
         """The arguments of a pass; None if one of them asks for something else."""
@@ -253,12 +254,13 @@ class LanguageGraphs:
         """A number for each state that was seen: its hundreds of addresses would take long to compare in every pass."""
         return self._states.setdefault(state, len(self._states))
 
+    @untraced_itself
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """In place of the model's own, which runs unless this is the call that holds the lease."""
-        inner: Any = self._inner()
-        plain = type(inner).forward.__get__(inner)
+        """In place of the model's own, which runs if this pass cannot be replayed."""
         lease = self.lease  # which may end in its thread while another is here
-        return plain(*args, **kwargs) if lease is None else lease.forward(plain, args, kwargs)
+        output = None if lease is None else lease.replay(args, kwargs)
+        inner: Any = self._inner()
+        return type(inner).forward(inner, *args, **kwargs) if output is None else output
 
     def room(self, inner: Any, rows: int, length: int, like: Tensor) -> Room | None:
         """A room for so many rows and tokens; None if it would be too large."""
