@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModelOutputWithPast
 
+from arr_coc.families.leaner_layers import GROUPED, lean_layer, with_fused_norms
 from arr_coc.families.recordable import State, read_state
-from arr_coc.families.recorded_attention import GROUPED, with_attention
 from arr_coc.families.room import Room
 from arr_coc.runtime.cuda_graphs import GraphCache, may_replay
 from arr_coc.runtime.tracing import untraced, untraced_itself
@@ -62,7 +62,7 @@ class _Lease:
     Args:
         graphs (`LanguageGraphs`): the recordings.
         family (`Family`): the opened model.
-        unpadded (`bool`): whether the prompt is known to have one row without padding.
+        unpadded (`bool`): whether the prompt is known to have no padding.
         state (`State`): what recordings depend on besides their inputs.
     """
 
@@ -104,11 +104,13 @@ class _Lease:
         return _Pass(ids, positions[-3:], mask, cache, features)
 
     def _first(self, call: _Pass) -> Any:
-        """A first pass over one row; None if it is too long or padded."""
+        """A first pass; None if it has one row that is too long or padded."""
         rows, count = call.ids.shape
         size = -(-count // STEP) * STEP
         unpadded, self.unpadded = self.unpadded, False  # of another prompt in the same call, nothing is known
-        if rows > 1 or size > MOST_FIRST or not (unpadded or call.mask is None or bool(call.mask.all())):
+        if rows > 1:
+            return self._first_of_batch(call, unpadded)
+        if size > MOST_FIRST or not (unpadded or call.mask is None or bool(call.mask.all())):
             return None
         self._make_way(call.cache)
         embeds, levels = self._embed(call)
@@ -127,6 +129,19 @@ class _Lease:
         ]
         (hidden,) = self.graphs.replay(read, tensors, ("first", id(room), len(levels), self.state))
         return self._finish(call, room, hidden, 0)
+
+    def _first_of_batch(self, call: _Pass, unpadded: bool) -> Any:
+        """A first pass over several rows, not replayed: running takes longer than launching."""
+        embeds, levels = self._embed(call)
+        language, mask = self.inner.language_model, None
+        if not unpadded and call.mask is not None:
+            valid = call.mask.bool()
+            before = torch.ones(valid.shape[1], valid.shape[1], dtype=torch.bool, device=valid.device).tril()  # [n, n]
+            # padding looks at itself: with nothing to look at, attention would not be a number
+            mask = before & (valid[:, None, None] | ~valid[:, None, :, None])  # [B, 1, n, n]
+        cache = DynamicCache(config=language.config) if call.cache is None else call.cache
+        hidden = _run(_lean_reader(language), embeds, call.positions, mask, cache, levels)
+        return self._output(hidden, cache)
 
     def _append(self, call: _Pass, length: int) -> Any:
         """A pass that appends to a cache; None if it does not fit."""
@@ -152,7 +167,8 @@ class _Lease:
             places = start + torch.arange(size, device=start.device)  # [n]
             before = torch.arange(room.size, device=start.device) <= places[:, None]  # [n, S]
             mask = before & valid[:, None, None]  # [B, 1, n, S]
-            return (_run(_appender(language), embeds, positions, mask, room.cache(places), list(rest[: len(levels)])),)
+            reader, deepstack = _lean_reader(language, GROUPED), list(rest[: len(levels)])
+            return (_run(reader, embeds, positions, mask, room.cache(places), deepstack),)
 
         start = torch.full((1,), length, device=embeds.device)
         tensors = [
@@ -186,11 +202,11 @@ class _Lease:
         while len(cache.layers) < len(room.keys):
             cache.layers.append(DynamicLayer())  # type: ignore[no-untyped-call]
         self._show(cache, room, room.filled(length + count))
-        return Qwen2VLModelOutputWithPast(
-            last_hidden_state=hidden[:, :count],  # type: ignore[arg-type]
-            past_key_values=cache,
-            rope_deltas=self.inner.rope_deltas,
-        )
+        return self._output(hidden[:, :count], cache)
+
+    def _output(self, hidden: Any, cache: Any) -> Any:
+        deltas = self.inner.rope_deltas
+        return Qwen2VLModelOutputWithPast(last_hidden_state=hidden, past_key_values=cache, rope_deltas=deltas)
 
     def _show(self, cache: Any, room: Room | None, shown: list[Tensor]) -> None:
         half = len(shown) // 2
@@ -306,8 +322,8 @@ def replayed_passes(family: Any, unpadded: bool = False) -> Iterator[None]:
 
     Args:
         family (`Family`): the opened model.
-        unpadded (`bool`, *optional*, defaults to `False`): whether the prompt is known to have one row without
-            padding. Otherwise it is looked up, which waits for the device.
+        unpadded (`bool`, *optional*, defaults to `False`): whether the prompt is known to have no padding. Otherwise,
+            if it has one row, it is looked up, which waits for the device.
     """
     inner = family.inner
     if not family.graphs_language or family.headless or not _is_on_cuda(inner):
@@ -365,10 +381,10 @@ def _reader(language: Any) -> Any:
     return reader
 
 
-def _appender(language: Any) -> Any:
-    """The same, with attention that does not repeat the whole room for all heads."""
-    reader = _reader(language)
-    reader.__dict__["layers"] = [with_attention(layer, GROUPED, "self_attn") for layer in language.layers]
+def _lean_reader(language: Any, attention: str | None = None) -> Any:
+    """The same with leaner layers, where the result need not be the same to the last bit."""
+    reader = _reader(with_fused_norms(language))
+    reader.__dict__["layers"] = [lean_layer(layer, attention) for layer in language.layers]
     return reader
 
 

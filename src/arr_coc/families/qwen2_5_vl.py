@@ -11,8 +11,8 @@ from transformers.vision_utils import get_vision_window_index
 
 from arr_coc.config import Grid
 from arr_coc.families.family import Inputs, read_levels, register_family
+from arr_coc.families.leaner_layers import WINDOWS, with_attention, with_fused_norms
 from arr_coc.families.qwen2_vl import Qwen2VL
-from arr_coc.families.recorded_attention import WINDOWS, with_attention
 
 
 @register_family("qwen2_5_vl")
@@ -79,9 +79,9 @@ class Qwen25VL(Qwen2VL):
         """
         visual = self.inner.visual
         reader = copy.copy(visual)
-        reader.__dict__["blocks"] = [
-            block if number in visual.fullatt_block_indexes else with_attention(block, WINDOWS, "attn")
-            for number, block in enumerate(visual.blocks)
-        ]
+        reader.__dict__["blocks"] = blocks = [with_fused_norms(block) for block in visual.blocks]
+        for number, block in enumerate(blocks):
+            if number not in visual.fullatt_block_indexes:
+                block.__dict__["attn"] = with_attention(block.attn, WINDOWS)
         arguments = self.describe_cells(cells, grids, self._mask_windows)
         return read_levels(type(visual).forward(reader, patches, return_dict=True, **arguments))

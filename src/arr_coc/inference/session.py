@@ -420,7 +420,7 @@ class Session:
                 return self._call_inside(self._inside, call, run, arguments)
             if not self.settings.graphs:
                 return call(**arguments)
-            with replayed_passes(self.family, _is_unpadded(run.prompt)):
+            with replayed_passes(self.family, _is_unpadded(run)):
                 return call(**arguments)
 
     @untraced_itself
@@ -462,9 +462,11 @@ def _check_ending(family: Family, prompt: Prompt) -> None:
         )
 
 
-def _is_unpadded(prompt: Prompt | None) -> bool:
-    """Whether a prompt is known to have one row without padding."""
-    return prompt is not None and len(prompt.mask) == 1 and bool(prompt.mask.all())
+def _is_unpadded(run: Run) -> bool:
+    """Whether the prompt that the model reads is known to have no padding."""
+    if run.holding is not None:
+        return not run.holding.padded
+    return run.prompt is not None and bool(run.prompt.mask.all())
 
 
 def _mark(cache: Any, holding: Holding | None) -> None:

@@ -120,6 +120,8 @@ class Holding:
         next_position (`Tensor` of shape `[B]`): where the text after the prompt begins.
         roles (`Tensor` of shape `[B, L']`): the [`Role`] of each token.
         cells (`Tensor` of shape `[B, L']`): for a visual token, the cell of its picture whose place it takes; else -1.
+        padded (`bool`, *optional*, defaults to `True`): whether the mask may have zeros; False where that is known on
+            the host.
     """
 
     full_ids: Tensor
@@ -129,6 +131,7 @@ class Holding:
     next_position: Tensor
     roles: Tensor
     cells: Tensor
+    padded: bool = True
 
     @property
     def full_length(self) -> int:

@@ -214,7 +214,10 @@ def build(
     if prompt.labels is not None:
         arguments["labels"] = short[4]
     ids: Tensor = inputs["input_ids"]
-    return arguments, Holding(ids, short_ids, short_mask, short_positions, next_position, short_roles, short_cells)
+    holding = Holding(
+        ids, short_ids, short_mask, short_positions, next_position, short_roles, short_cells, not bool(valid.all())
+    )
+    return arguments, holding
 
 
 class Gazed(NamedTuple):
