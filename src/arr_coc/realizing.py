@@ -156,7 +156,7 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
             grid (`tuple[int, ...]`): `(h, w)` or `(t, h, w)` of the tokens.
             cells (`tuple[int, ...]`, *optional*): the grid to score, if it is finer than that of the tokens.
             picture (`Tensor` of shape `[B, 3, H, W]` or `[B, t, 3, H, W]`, *optional*): in [0, 1]; or the
-                mipmaps of a single picture.
+                mipmaps of as many stills.
             word_mask (`Tensor` of shape `[B, Q]`, *optional*): False for padding words.
             budget (`int`, `float` or `"auto"`, *optional*): overrides the config's.
             previous (`PreviousFrame`, *optional*): from [`~ARRCOCLayer.remember`]; for single frames.

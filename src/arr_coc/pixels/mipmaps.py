@@ -7,8 +7,9 @@ detail lost at any scale is then a subtraction (law of total variance), not anot
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -112,6 +113,20 @@ class Mipmaps:
     def with_tensors(self, tensors: tuple[Tensor, ...]) -> Mipmaps:
         """A copy that holds these tensors instead."""
         return replace(self, cells=tensors[0], colour=tensors[1], moments=tuple(tensors[2:]))
+
+    @staticmethod
+    def stack(maps: Sequence[Mipmaps]) -> Mipmaps:
+        """The mipmaps of several pictures of one size as those of a batch."""
+        if len(maps) == 1:
+            return maps[0]
+        parts = zip(*(one.tensors for one in maps), strict=True)
+        joined: list[Any] = [None if same[0] is None else torch.cat(same) for same in parts]
+        return maps[0].with_tensors(tuple(joined))
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What mipmaps that can be stacked have in common."""
+        return self.level, self.size, tuple(None if part is None else part.shape for part in self.tensors)
 
     @property
     def grid(self) -> tuple[int, int]:

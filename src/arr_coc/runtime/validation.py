@@ -63,9 +63,11 @@ def check_inputs(
     if previous is not None and (grid[0] > 1 or picture is None):
         raise ValueError("`previous` needs a single frame with its picture; the frames of a clip are each other's past")
     if isinstance(picture, Mipmaps):
-        if (batch, 1, *picture.grid) != (1, *cells) or previous is not None:
+        count = len(picture.cells)
+        if (count, 1, *picture.grid) != (batch, *cells) or previous is not None:
             raise ValueError(
-                f"mipmaps on {picture.grid} need one still on these cells and no `previous`, got {batch} on {cells}"
+                f"mipmaps of {count} on {picture.grid} need as many stills on these cells and no `previous`, "
+                f"got {batch} on {cells}"
             )
         return picture
     return None if picture is None else _check_picture(config, picture, batch, cells)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from arr_coc.pixels.mipmaps import Mipmaps
+from arr_coc.runtime.tensors import upload
 from arr_coc.selectors.contract import VisualQuery
+
+# Pictures whose mipmaps, some megabytes each, are stacked at most.
+MOST_MIPMAPS = 8
 
 
 def group_queries(queries: Sequence[VisualQuery]) -> Iterator[tuple[list[int], dict[str, Any]]]:
@@ -33,29 +38,40 @@ def group_queries(queries: Sequence[VisualQuery]) -> Iterator[tuple[list[int], d
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for place, query in enumerate(queries):
         picture = query.picture
-        # mipmaps are large and go alone
-        form = (tuple(picture.shape), picture.dtype) if isinstance(picture, Tensor) else id(picture)
+        form = (tuple(picture.shape), picture.dtype) if isinstance(picture, Tensor) else picture and picture.form
         groups[query.grid, query.cells, form, query.details].append(place)
-    for places in groups.values():
+    for places in _limit(queries, groups.values()):
         group = [queries[place] for place in places]
-        pictures = [query.picture for query in group if isinstance(query.picture, Tensor)]
         lengths = [query.words.shape[0] for query in group]
         mask = None
         if min(lengths) < max(lengths):
             mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]  # [B, Q]
-            mask = mask.to(group[0].words.device)
+            mask = upload(mask, group[0].words.device)
         yield (
             places,
             {
                 "tokens": _stack([query.tokens for query in group]),
                 "words": pad_sequence([query.words for query in group], batch_first=True),  # [B, Q, D]
                 "word_mask": mask,
-                "picture": _stack(pictures) if pictures else group[0].picture,
+                "picture": _stack_pictures([query.picture for query in group]),
                 "grid": group[0].grid,
                 "cells": group[0].cells,
                 "details": group[0].details,
             },
         )
+
+
+def _limit(queries: Sequence[VisualQuery], groups: Iterable[list[int]]) -> Iterator[list[int]]:
+    """The groups, those of large pictures in parts."""
+    for places in groups:
+        size = MOST_MIPMAPS if isinstance(queries[places[0]].picture, Mipmaps) else len(places)
+        yield from (places[start : start + size] for start in range(0, len(places), size))
+
+
+def _stack_pictures(pictures: list[Any]) -> Tensor | Mipmaps | None:
+    if pictures[0] is None:
+        return None
+    return Mipmaps.stack(pictures) if isinstance(pictures[0], Mipmaps) else _stack(pictures)
 
 
 def _stack(tensors: list[Tensor]) -> Tensor:
