@@ -25,6 +25,7 @@ from tiny_models import (
     inputs_for,
     tiny_model,
 )
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer, attach
@@ -675,6 +676,32 @@ def test_weights_elsewhere_are_another_state(model):
     assert numbers(model) == 3
 
 
+class Wrapped(torch.Tensor):
+    """Like a quantized weight: its values are in other tensors."""
+
+    @staticmethod
+    def __new__(cls, values):
+        return torch.Tensor._make_wrapper_subclass(cls, values.shape, dtype=values.dtype)
+
+    def __init__(self, values):
+        self.values_inside = values
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return function(*(arg.values_inside if isinstance(arg, cls) else arg for arg in args), **(kwargs or {}))
+
+
+def test_weights_without_an_address_are_an_obstacle(model):
+    language = model.model.language_model
+    language.register_buffer("empty", torch.zeros(0))
+    assert read_state(language).obstacle is None
+    language.register_buffer("quantized", Wrapped(torch.ones(3)))
+    assert "without an address" in read_state(language).obstacle
+    del language.quantized
+    language.norm.to("meta")
+    assert "without an address" in read_state(language).obstacle
+
+
 @pytest.fixture(name="adapted")
 def adapt(model):
     peft = pytest.importorskip("peft", reason="comes with the dev extra")
@@ -903,6 +930,23 @@ def test_recordings_go_with_their_model(model):
 
 
 # recordings themselves
+
+
+def test_when_a_recording_may_stand_in(monkeypatch):
+    tensor = SimpleNamespace(is_cuda=True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert cuda_graphs.may_replay(tensor)
+    assert not cuda_graphs.may_replay(torch.zeros(1))
+    for mode in (torch.enable_grad(), FlopCounterMode(display=False)):
+        with mode:
+            assert not cuda_graphs.may_replay(tensor)
+    for place, name in (
+        (torch, "is_autocast_enabled"), (torch.compiler, "is_compiling"), (torch.cuda, "is_current_stream_capturing"),
+    ):  # fmt: skip
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, lambda *args: True)
+            assert not cuda_graphs.may_replay(tensor)
+    assert cuda_graphs.may_replay(tensor)
 
 
 class Recorded:

@@ -61,6 +61,8 @@ def _look_through(root: nn.Module) -> State:
         for value in (*own["_parameters"].values(), *own["_buffers"].values()):
             if value is not None:
                 weights.append(value.data_ptr())
+                if not weights[-1] and value.numel():
+                    return State("it has weights without an address of their own, such as quantized ones")
         if "merged_adapters" in own or "_active_adapter" in own:  # a layer of PEFT, or a whole one that it saves
             active = module.active_adapters, module.disable_adapters, module.merged_adapters
             adapters.append((*map(str, active), tuple(own.get("scaling", {}).items())))

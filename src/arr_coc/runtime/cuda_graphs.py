@@ -30,6 +30,7 @@ def may_replay(tensor: Tensor) -> bool:
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cuda")
         and not torch.compiler.is_compiling()
+        and not torch._C._len_torch_dispatch_stack()  # a counter of operations, for one, must see them
         and not torch.cuda.is_current_stream_capturing()
     )
 
