@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 STEP, MOST_FIRST = 32, 2048
 # Tokens of a pass that appends, and of the cache that it appends to, are rounded up to one of these.
 APPENDED = (1, 32, 64, 128, 256, 512)
-ROOMS = (1024, 2048, 4096, 8192)
+ROOMS = (512, 768, 1024, 2048, 4096, 8192)
 SPARE = 128  # tokens that a first pass leaves room for
 ROOM_SHARE = 1 / 16  # most of the device's memory that keys and values may take
 
@@ -162,11 +162,12 @@ class _Lease:
                 return None
             valid[:, : length + count] = call.mask.bool()
         language = self.inner.language_model
+        share = language.config.num_attention_heads // language.config.num_key_value_heads  # heads that share keys
 
         def read(embeds: Tensor, positions: Tensor, valid: Tensor, start: Tensor, *rest: Any) -> tuple[Tensor]:
             places = start + torch.arange(size, device=start.device)  # [n]
             before = torch.arange(room.size, device=start.device) <= places[:, None]  # [n, S]
-            mask = before & valid[:, None, None]  # [B, 1, n, S]
+            mask = (before & valid[:, None, None]).repeat(1, 1, share, 1)  # [B, 1, share * n, S]
             reader, deepstack = _lean_reader(language, GROUPED), list(rest[: len(levels)])
             return (_run(reader, embeds, positions, mask, room.cache(places), deepstack),)
 

@@ -25,13 +25,13 @@ def attend_grouped(
     Args:
         query (`Tensor` of shape `[B, heads, n, d]`): of the new tokens.
         key, value (`Tensor` of shape `[B, groups, S, d]`): of all places.
-        attention_mask (`Tensor` of shape `[B, 1, n, S]`): False where a token does not look.
+        attention_mask (`Tensor` of shape `[B, 1, share * n, S]`): False where a token does not look, for each of the
+            heads that share keys.
     """
     batch, heads, count, width = query.shape
     share = heads // key.shape[1]
     grouped = query.reshape(batch, -1, share * count, width)  # [B, heads, n, d] -> [B, groups, share * n, d]
-    mask = attention_mask.repeat(1, 1, share, 1)  # [B, 1, share * n, S]
-    found = F.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scaling)
+    found = F.scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
     # [B, groups, share * n, d] -> [B, n, heads, d]
     return found.reshape(batch, heads, count, width).transpose(1, 2).contiguous(), None
 
@@ -72,6 +72,23 @@ def with_attention(module: Any, name: str) -> Any:
     twin, config = copy.copy(module), copy.copy(module.config)
     config._attn_implementation = name
     twin.__dict__["config"] = config
+    return twin
+
+
+class _LinearPatches:
+    """The first layer of an encoder, a convolution that sees each patch once, as a matrix product."""
+
+    def __init__(self, embed: Any) -> None:
+        self.weight, self.bias = embed.proj.weight.flatten(1), embed.proj.bias  # [D, C * T * P * P]
+
+    def __call__(self, patches: Tensor) -> Tensor:
+        return F.linear(patches.to(self.weight.dtype), self.weight, self.bias)
+
+
+def lean_encoder(visual: Any) -> Any:
+    """A copy of an encoder that embeds patches by a matrix product."""
+    twin = copy.copy(visual)
+    twin.__dict__["patch_embed"] = _LinearPatches(visual.patch_embed)
     return twin
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 import torch
@@ -10,8 +9,8 @@ from torch import Tensor
 from transformers.vision_utils import get_vision_window_index
 
 from arr_coc.config import Grid
-from arr_coc.families.family import Inputs, read_levels, register_family
-from arr_coc.families.leaner_layers import WINDOWS, with_attention, with_fused_norms
+from arr_coc.families.family import Inputs, register_family
+from arr_coc.families.leaner_layers import WINDOWS, lean_encoder, with_attention, with_fused_norms
 from arr_coc.families.qwen2_vl import Qwen2VL
 
 
@@ -70,18 +69,15 @@ class Qwen25VL(Qwen2VL):
             "arr_coc_windows": window == window[:, None],
         }
 
-    def record_cells(
-        self, patches: Tensor, cells: Sequence[Tensor], grids: Sequence[Grid]
-    ) -> tuple[Tensor, ...] | None:
+    def record_cells(self, patches: Tensor, cells: Sequence[Tensor], grids: Sequence[Grid]) -> tuple[Tensor, ...]:
         """Every question looks into other windows, and only the device knows how many cells of each are chosen.
 
         So all patches attend under a mask that is True within windows, in layers that attend within windows.
         """
         visual = self.inner.visual
-        reader = copy.copy(visual)
-        reader.__dict__["blocks"] = blocks = [with_fused_norms(block) for block in visual.blocks]
+        encoder = lean_encoder(visual)
+        encoder.__dict__["blocks"] = blocks = [with_fused_norms(block) for block in visual.blocks]
         for number, block in enumerate(blocks):
             if number not in visual.fullatt_block_indexes:
                 block.__dict__["attn"] = with_attention(block.attn, WINDOWS)
-        arguments = self.describe_cells(cells, grids, self._mask_windows)
-        return read_levels(type(visual).forward(reader, patches, return_dict=True, **arguments))
+        return self.call_lean(encoder, patches, self.describe_cells(cells, grids, self._mask_windows))

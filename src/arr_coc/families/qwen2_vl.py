@@ -16,6 +16,7 @@ from arr_coc.config import Grid
 from arr_coc.families.encoder_attention import LayerInput
 from arr_coc.families.encoder_graph import call_encoder
 from arr_coc.families.family import Encoded, Family, Inputs, read_levels, register_family
+from arr_coc.families.leaner_layers import lean_encoder
 from arr_coc.pixels.patches import CLIP_MEAN, CLIP_STD, patches_from_picture, picture_from_patches
 from arr_coc.runtime.tensors import constant
 
@@ -61,17 +62,20 @@ class Qwen2VL(Family):
             )
 
         def recorded(patches: Tensor, *cells: Tensor) -> tuple[Tensor, ...]:
-            return self.record_cells(patches, cells, grids) or plain(patches, *cells)
+            return self.record_cells(patches, cells, grids)
 
         tensors = (patches.to(visual.dtype), *cells)
         levels = call_encoder(visual, tensors, plain, recorded, tuple(grids), replay)
         return Encoded(levels[0], levels[1:])
 
-    def record_cells(
-        self, patches: Tensor, cells: Sequence[Tensor], grids: Sequence[Grid]
-    ) -> tuple[Tensor, ...] | None:
-        """The levels of cells without waiting for the device; None if the usual call does not wait either."""
-        return None
+    def record_cells(self, patches: Tensor, cells: Sequence[Tensor], grids: Sequence[Grid]) -> tuple[Tensor, ...]:
+        """The levels of cells, without waiting for the device."""
+        arguments = self.describe_cells(cells, grids, self.cell_arguments)
+        return self.call_lean(lean_encoder(self.inner.visual), patches, arguments)
+
+    def call_lean(self, encoder: Any, patches: Tensor, arguments: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        """The levels from a leaner copy of the encoder: its class runs it, not its call, which may be compiled."""
+        return read_levels(type(encoder).forward(encoder, patches, return_dict=True, **arguments))
 
     def describe_cells(
         self, cells: Sequence[Tensor], grids: Sequence[Grid], further: Callable[..., dict[str, Tensor]]

@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+COMPILED = "it is compiled"
+_SIGNS = {"_hf_hook", "_compiled_call_impl", "forward"}  # attributes that other tools add
+
 
 class State(NamedTuple):
     """What a recording of a module depends on besides its inputs.
@@ -48,31 +51,44 @@ def read_state(root: nn.Module) -> State:
 
 
 def _look_through(root: nn.Module) -> State:
-    # not by `modules()`, which takes milliseconds for a large model
-    weights: list[int] = []
+    # part of every call: not by `modules()`, which takes milliseconds for a large model
+    addresses: list[int] = []
     adapters: list[Any] = []
     waiting: list[Any] = [root]
     while waiting:
         module = waiting.pop()
         own = module.__dict__
-        obstacle = _find_obstacle(module, own)
-        if obstacle is not None:
-            return State(obstacle)
-        for value in (*own["_parameters"].values(), *own["_buffers"].values()):
-            if value is not None:
-                weights.append(value.data_ptr())
-                if not weights[-1] and value.numel():
-                    return State("it has weights without an address of their own, such as quantized ones")
+        parts, weights, buffers = own["_modules"], own["_parameters"], own["_buffers"]
+        if (
+            own.get("training")
+            or own["_forward_hooks"]
+            or own["_forward_pre_hooks"]
+            or not own.keys().isdisjoint(_SIGNS)
+        ):
+            obstacle = _find_obstacle(own)
+            if obstacle is not None:
+                return State(obstacle)
+        if weights:
+            addresses += [value.data_ptr() for value in weights.values() if value is not None]
+        if buffers:
+            addresses += [value.data_ptr() for value in buffers.values() if value is not None]
         if "merged_adapters" in own or "_active_adapter" in own:  # a layer of PEFT, or a whole one that it saves
             active = module.active_adapters, module.disable_adapters, module.merged_adapters
             adapters.append((*map(str, active), tuple(own.get("scaling", {}).items())))
-        waiting += [part for part in own["_modules"].values() if part is not None]
-    return State(None, tuple(weights), tuple(adapters))
+        if parts:
+            if "_orig_mod" in parts:
+                return State(COMPILED)
+            waiting += [part for part in parts.values() if part is not None]
+    if 0 in addresses and any(
+        value.numel() and not value.data_ptr() for value in (*root.parameters(), *root.buffers())
+    ):
+        return State("it has weights without an address of their own, such as quantized ones")
+    return State(None, tuple(addresses), tuple(adapters))
 
 
-def _find_obstacle(module: Any, own: dict[str, Any]) -> str | None:
-    if own.get("_compiled_call_impl") is not None or "_orig_mod" in own["_modules"]:
-        return "it is compiled"
+def _find_obstacle(own: dict[str, Any]) -> str | None:
+    if own.get("_compiled_call_impl") is not None:
+        return COMPILED
     if own["training"]:
         return "it is in training mode"
     if own["_forward_hooks"] or own["_forward_pre_hooks"]:
