@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tarfile
@@ -127,7 +128,9 @@ def main(
     rows = {}
     for what, by_version in times.items():
         found = {name: summary(values) for name, values in by_version.items()}
+        pairs = zip(by_version["now"], by_version["before"], strict=True)  # neighbours in time
         ratios = {kind: round(found["now"][kind] / found["before"][kind], 3) for kind in ("median_ms", "min_ms")}
+        ratios["median of pairs"] = round(statistics.median(now / before for now, before in pairs), 3)
         rows[what] = {**found, "now over before": ratios}
         print(f"{what:26s}", *(f"{name} {row['median_ms']:7.1f} (IQR {row['iqr_ms']:.1f}, least {row['min_ms']:.1f})"
               for name, row in found.items()), ratios)  # fmt: skip
