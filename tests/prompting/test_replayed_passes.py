@@ -411,6 +411,7 @@ def test_rooms_that_would_be_too_large_are_not_made(opened, passes, monkeypatch,
     assert torch.equal(generate(model, data), right)
     assert not passes
     # enough for one room of one row: a batch of two gets none, and another length takes its place
+    monkeypatch.setattr(language_graph, "ROOMS", (1024,))
     rows = 2 * 3 * 2 * 16 * 4
     monkeypatch.setattr(language_graph, "ROOM_SHARE", 1.5 * 1024 * rows / 2**34)
     assert torch.equal(generate(model, data), right)

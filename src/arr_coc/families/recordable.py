@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-COMPILED = "it is compiled"
-_SIGNS = {"_hf_hook", "_compiled_call_impl", "forward"}  # attributes that other tools add
+_SIGNS = {"_hf_hook", "_compiled_call_impl", "forward"}  # attributes that other tools set
 
 
 class State(NamedTuple):
@@ -59,12 +58,8 @@ def _look_through(root: nn.Module) -> State:
         module = waiting.pop()
         own = module.__dict__
         parts, weights, buffers = own["_modules"], own["_parameters"], own["_buffers"]
-        if (
-            own.get("training")
-            or own["_forward_hooks"]
-            or own["_forward_pre_hooks"]
-            or not own.keys().isdisjoint(_SIGNS)
-        ):
+        hooked = own["_forward_hooks"] or own["_forward_pre_hooks"]
+        if hooked or own.get("training") or not own.keys().isdisjoint(_SIGNS):
             obstacle = _find_obstacle(own)
             if obstacle is not None:
                 return State(obstacle)
@@ -76,8 +71,6 @@ def _look_through(root: nn.Module) -> State:
             active = module.active_adapters, module.disable_adapters, module.merged_adapters
             adapters.append((*map(str, active), tuple(own.get("scaling", {}).items())))
         if parts:
-            if "_orig_mod" in parts:
-                return State(COMPILED)
             waiting += [part for part in parts.values() if part is not None]
     if 0 in addresses and any(
         value.numel() and not value.data_ptr() for value in (*root.parameters(), *root.buffers())
@@ -87,9 +80,9 @@ def _look_through(root: nn.Module) -> State:
 
 
 def _find_obstacle(own: dict[str, Any]) -> str | None:
-    if own.get("_compiled_call_impl") is not None:
-        return COMPILED
-    if own["training"]:
+    if own.get("_compiled_call_impl") is not None or "_orig_mod" in own["_modules"]:
+        return "it is compiled"
+    if own.get("training"):
         return "it is in training mode"
     if own["_forward_hooks"] or own["_forward_pre_hooks"]:
         return "it has hooks"
