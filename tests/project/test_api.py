@@ -15,7 +15,7 @@ PUBLIC = {
     "ARRCOCLayer": "(config, text_detector)",
     "ARRCOCOutput": "(tokens, indices, mask, budgets, num_kept, expected_tokens, relevance, scores, weights, "
     "tensions, strategy, reason, texture, word_pull)",
-    "ARRCOCQwen": "(model, processor, selector, *, mode, budget, query_layers, on_error, gaze)",
+    "ARRCOCQwen": "(model, processor, selector, *, mode, budget, query_layers, on_error, gaze, graphs)",
     "Answer": "(text, outputs, kept, tokens, strategy, reason, timings_ms, words, budget, failure)",
     "Attachment": "(model, selector, settings)",
     "ChatTokens": "(start, end, user, newline)",
@@ -29,7 +29,8 @@ PUBLIC = {
     "TokenSelector": "()",
     "VisualQuery": "(tokens, grid, words, cells, picture, attention_reader, key_reader, deepstack, details)",
     "__version__": "str",
-    "attach": "(model, selector, *, mode, budget, query_layers, chat, processor, on_error, gaze, encoded, full_logits)",
+    "attach": "(model, selector, *, mode, budget, query_layers, chat, processor, on_error, gaze, encoded, full_logits, "
+    "graphs)",
     "collate_prepared": "(items)",
     "create_selector": "(name, **kwargs)",
     "detach": "(model)",

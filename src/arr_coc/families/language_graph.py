@@ -43,6 +43,7 @@ STEP, MOST_FIRST = 32, 2048
 APPENDED = (1, 32, 64, 128, 256, 512)
 ROOMS = (512, 768, 1024, 2048, 4096, 8192)
 SPARE = 128  # tokens that a first pass leaves room for
+PATIENCE = 2  # passes of a length before it is recorded
 ROOM_SHARE = 1 / 16  # most of the device's memory that keys and values may take
 
 
@@ -252,7 +253,7 @@ class LanguageGraphs:
         self.lock = threading.Lock()  # held by the call that uses them
         self.lease: _Lease | None = None
         self.said: set[str] = set()
-        self.replay = GraphCache(limit=32, limit_bytes=2**30, patience=2)
+        self.replay = GraphCache(limit=32, limit_bytes=2**30, patience=PATIENCE)
         self._rooms: dict[tuple[Any, ...], Room] = {}
         self._states: dict[State, int] = {}
         self._done: torch.cuda.Event | None = None

@@ -18,6 +18,7 @@ from torch import nn
 
 from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, ARRCOCConfig, Grid, PromptBudget
 from arr_coc.families.family import open_family
+from arr_coc.families.language_graph import PATIENCE
 from arr_coc.gaze.plan import Gaze
 from arr_coc.inference.attach import NO_REPLICAS, Calls, Replacement
 from arr_coc.inference.conversation import Conversation, share_pixels
@@ -138,6 +139,7 @@ class ARRCOCQwen(nn.Module):
         processor (`ProcessorMixin`): the model's processor.
         selector (`TokenSelector`, `PictureSelector` or `LanguageSelector`): decides which visual tokens stay.
         mode, budget, query_layers, on_error, gaze: as in [`prepare`].
+        graphs (`bool`, *optional*, defaults to `True`): as in [`attach`].
 
     Example:
 
@@ -164,13 +166,14 @@ class ARRCOCQwen(nn.Module):
         query_layers: int = 0,
         on_error: OnError = "full",
         gaze: Gaze | None = None,
+        graphs: bool = True,
     ) -> None:
         super().__init__()
         family = open_family(model)
         if family.headless:
             raise ValueError("this model has no head, so it cannot answer; use `attach` or `prepare` for embeddings")
         chat = ChatTokens.from_tokenizer(processor.tokenizer)
-        settings = Settings(mode, budget, None, query_layers, chat, on_error, None, gaze)
+        settings = Settings(mode, budget, None, query_layers, chat, on_error, None, gaze, graphs=graphs)
         self.model = model
         self.processor = processor
         originals = model.__call__, model.generate
@@ -490,6 +493,20 @@ class ARRCOCQwen(nn.Module):
             remember (`bool`, *optional*, defaults to `True`): keep earlier questions and answers in the prompt.
         """
         return Conversation(self, pictures, remember)
+
+    def warm_up(self, pictures: PictureLike | Iterable[PictureLike], question: str, **options: Any) -> None:
+        """On CUDA, record what questions like this one need, so that the first users do not wait for it.
+
+        Recordings are made for steps of lengths: warm up with a short and a long question to cover what is between.
+
+        Args:
+            pictures (a path, a `PIL.Image.Image`, an array `[H, W, 3]` of bytes, or several): of the usual size.
+            question (`str`): of the usual length.
+            options: as in [`~ARRCOCQwen.answer`], such as `mode` and `budget`.
+        """
+        if self.device.type == "cuda":
+            for _ in range(PATIENCE + 2):
+                self.answer(pictures, question, **{"max_new_tokens": PATIENCE + 2, **options})
 
     @torch.no_grad()
     def inspect(

@@ -374,6 +374,7 @@ def attach(
     gaze: Gaze | None = None,
     encoded: Encodings | EncodingCache | None = None,
     full_logits: bool = False,
+    graphs: bool = True,
 ) -> Attachment:
     """Let `model(**inputs)` and `model.generate(**inputs)` select visual tokens, until `remove()` or the end of `with`.
 
@@ -391,6 +392,8 @@ def attach(
         full_logits (`bool`, *optional*, defaults to `False`): put `forward`'s logits at the columns of the full prompt,
             with zeros for pictures and padding, for losses and metrics that compare them with the full labels. The
             model's own loss does not need this. It takes as much memory as the full prompt's logits.
+        graphs (`bool`, *optional*, defaults to `True`): on CUDA, replay passes of the language model as graphs where
+            that gives the same result; see `docs/performance.md`.
 
     Example:
 
@@ -411,6 +414,16 @@ def attach(
     """
     chat = choose_chat(chat, processor)
     settings = Settings(
-        mode, budget, None, query_layers, chat, on_error, None, gaze, encoded=encoded, full_logits=full_logits
+        mode,
+        budget,
+        None,
+        query_layers,
+        chat,
+        on_error,
+        None,
+        gaze,
+        encoded=encoded,
+        full_logits=full_logits,
+        graphs=graphs,
     )
     return Attachment(model, selector, settings)
