@@ -160,11 +160,14 @@ def measure(model: Any, name: str, pixels: int, picture: torch.Tensor, clock: Cl
         "downsample": methods.downsample,
     }
     if pixels <= MOST_FULL:
-        calls |= {"prune": methods.prune, "full": methods.full}
+        calls["full"] = methods.full
     for call in (methods.saccade, methods.downsample, methods.texture) * RECORDED:
         call()
-    peaks = {kind: clock.peak(call) for kind, call in calls.items()}
     times = clock.compare(calls, repeats, 1)
+    if pixels <= MOST_FULL:
+        calls["prune"] = methods.prune
+        times |= clock.compare({"prune": methods.prune}, 5, RECORDED)
+    peaks = {kind: clock.peak(call) for kind, call in calls.items()}
     texture = clock.compare({"texture": methods.texture}, repeats, 1)["texture"]
     stages = methods.stages()
     rows = []
@@ -222,6 +225,7 @@ def main(
     pixels_only: Annotated[int, typer.Option("--megapixels", help="Only this size.")] = 0,
     tiny: Annotated[bool, typer.Option(help="Small shapes, to try the script.")] = False,
     model_name: Annotated[str, typer.Option("--model", help="Only models whose name contains this.")] = "",
+    whole_answers: Annotated[bool, typer.Option("--answers/--no-answers", help="Whole answers, too.")] = True,
     compiled: Annotated[bool, typer.Option(help="Compile the language model's layers.")] = False,
 ) -> None:
     target = torch.device(device)
@@ -244,9 +248,9 @@ def main(
                 compile_layers(model)
             for pixels, size in sizes.items():
                 picture = torch.randint(0, 256, (3, *size), dtype=torch.uint8, device=target)
-                block = measure(model, name, pixels, picture, clock, repeats)
+                block = measure(model, name, pixels, picture, clock, repeats if pixels == 12 else min(7, repeats))
                 rows = [row for row in rows if (row["model"], row["megapixels"]) != (name, pixels)] + block
-                if pixels == (2 if tiny else 12):
+                if whole_answers and pixels == (2 if tiny else 12):
                     block = measure_answers(model, name, pixels, picture, clock, repeats, lengths)
                     answers = [row for row in answers if row["model"] != name] + block
                     append = measure_append(model, name, picture, clock, repeats)
