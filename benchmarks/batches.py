@@ -55,6 +55,7 @@ def main(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda" if torch.cuda.is_available() else "cpu",
     models: Annotated[str, typer.Option(help="Names of shapes, separated by commas.")] = "Qwen3-VL-2B,Qwen3-VL-8B",
     repeats: Annotated[int, typer.Option(help="Timed runs of each row.")] = 7,
+    from_host: Annotated[bool, typer.Option("--host/--no-host", help="Also from the memory of the host.")] = True,
     tiny: Annotated[bool, typer.Option(help="Small shapes, to try the script.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where the JSON goes.")] = None,
 ) -> None:
@@ -75,8 +76,9 @@ def main(
                 "device": ask(
                     model, layer, [torch.from_numpy(array).permute(2, 0, 1).to(place) for array in arrays], used
                 ),
-                "host": ask(model, layer, [Image.fromarray(array) for array in arrays], used),
             }
+            if from_host:
+                calls["host"] = ask(model, layer, [Image.fromarray(array) for array in arrays], used)
             peaks = {start: clock.peak(call) for start, call in calls.items()}
             for start, times in clock.compare(calls, repeats, WARM_UP).items():
                 row = {"model": name, "megapixels": round(height * width / 1e6, 1), "pictures": count, "from": start}

@@ -41,11 +41,10 @@ def test_a_replayed_encoder_sees_what_the_plain_one_sees(family):
     for seed, one in enumerate(given):
         torch.manual_seed(seed)
         one["pixel_values"] = torch.randn_like(one["pixel_values"])
-    with torch.inference_mode():
+    # the encoder's convolution, which a recording replaces by a matrix product, would round to TF32
+    with torch.inference_mode(), torch.backends.cudnn.flags(allow_tf32=False):
         replayed = [prepare(model, one, selector, **SACCADES) for one in given]
-        # Qwen2.5's windows are as long as they are looked at, so that every question has others
-        recordings = _caches[model.model.visual]._recordings
-        assert len(recordings) == (1 if family == "qwen2_5_vl" else 2)
+        assert len(_caches[model.model.visual]._recordings) == 2
         held = model.model.visual.register_forward_hook(lambda *_: None)  # with a hook nothing is replayed
         for one, seen in zip(given, replayed, strict=True):
             plain = prepare(model, one, selector, **SACCADES)["mm_encoder_outputs"]["image"].pooler_output[0]
