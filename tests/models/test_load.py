@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_directory import photo, write_checkpoint
 from tiny_models import FAMILIES, RELATIVES, tiny_model
+from transformers import AutoModelForImageTextToText
 
 from arr_coc import ARRCOCQwen
 from arr_coc.config import EMBEDDED_MODEL
@@ -247,8 +248,13 @@ def test_the_embedded_model_opens_and_answers_as_saved(whole):
     assert ARRCOCQwen.from_pretrained(whole, "grid").answer(photo(64, 64), "what?", max_new_tokens=1).tokens.full == 64
 
 
-def test_patches_are_projected_as_the_convolution_would(whole):
-    first_layer = load_model(whole, dtype=torch.float32).model.visual.patch_embed.proj
+def test_the_modules_of_other_models_are_their_own(saved):
+    plain = AutoModelForImageTextToText.from_pretrained(saved)
+    assert [type(module) for module in load_model(saved).modules()] == [type(module) for module in plain.modules()]
+
+
+def test_the_embedded_model_projects_patches_as_the_convolution_would():
+    first_layer = load_model("embedded", dtype=torch.float32).model.visual.patch_embed.proj
     assert isinstance(first_layer, PatchProjection)
     patches = torch.randn(5, *first_layer.weight.shape[1:], generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(first_layer(patches), torch.nn.Conv3d.forward(first_layer, patches))
