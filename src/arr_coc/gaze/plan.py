@@ -169,15 +169,20 @@ def open_windows(windows: Tensor, plan: GazePlan, grid: Grid, most: int, enough:
 
     ```
     """
-    across = plan.windows[2]
-    inside = torch.arange(plan.side, device=windows.device)
-    rows = windows[:, None, None] // across * plan.side + inside[:, None]  # [m, side, 1]
-    columns = windows[:, None, None] % across * plan.side + inside  # [m, 1, side]
-    cells = (rows * grid[2] + columns).flatten()
-    in_picture = ((rows < grid[1]) & (columns < grid[2])).flatten()
+    cells = _cells_of_windows(plan.windows, plan.side, grid, windows.device)[windows].flatten()
     if enough:
-        return cells[in_picture.logical_not().int().argsort(stable=True)[:most]]
-    return cells[in_picture][:most]
+        return cells[(cells < 0).int().argsort(stable=True)[:most]]
+    return cells[cells >= 0][:most]
+
+
+@constant
+def _cells_of_windows(windows: Grid, side: int, grid: Grid, device: torch.device) -> Tensor:
+    """The cells `[m, side * side]` of each window; -1 outside the picture."""
+    rows, columns = torch.arange(windows[1] * side), torch.arange(windows[2] * side)
+    inside = (rows < grid[1])[:, None] & (columns < grid[2])
+    cells = torch.where(inside, rows[:, None] * grid[2] + columns, -1)
+    # [h * side, w * side] -> [h, side, w, side] -> [h * w, side * side]
+    return cells.view(windows[1], side, windows[2], side).transpose(1, 2).reshape(-1, side**2).to(device)
 
 
 def count_beyond(plan: GazePlan, grid: Grid) -> int:

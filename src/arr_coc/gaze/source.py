@@ -124,8 +124,12 @@ class NativeSource(PictureSource):
 
     def _cut_out(self, cells: Tensor) -> Tensor:
         """Pixels `[k, 3, P, P]` of cells in any order."""
-        inside = torch.arange(self.cell, device=cells.device)
         rows, columns = cells // self.grid[2], cells % self.grid[2]
+        whole = self.size == (self.grid[1] * self.cell, self.grid[2] * self.cell)
+        if whole and isinstance(self.picture, Tensor) and self.picture.device == cells.device:
+            by_cell = self.picture.view(3, self.grid[1], self.cell, self.grid[2], self.cell)
+            return by_cell[:, rows, :, columns].to(self.device)  # indices first: [k, 3, P, P]
+        inside = torch.arange(self.cell, device=cells.device)
         down = (rows[:, None] * self.cell + inside).clamp(max=self.size[0] - 1)  # [k, P]
         along = (columns[:, None] * self.cell + inside).clamp(max=self.size[1] - 1)
         if isinstance(self.picture, Tensor):
