@@ -24,6 +24,7 @@ from arr_coc import (
     ARRCOCLayer,
     ARRCOCOutput,
     ARRCOCQwen,
+    Gaze,
     TokenSelector,
     create_selector,
     load_processor,
@@ -109,6 +110,15 @@ def test_a_copy_is_a_model_of_its_own(vlm):
         parameter.zero_()
     assert twin(**data).logits.abs().max() == 0
     assert vlm(**data).logits.abs().max() > 0
+
+
+def test_a_loaded_model_takes_what_a_made_one_takes(directory):
+    settings = {"mode": "saccade", "gaze": Gaze(overlap="keep"), "graphs": False}
+    loaded = ARRCOCQwen.from_pretrained(directory, **settings)
+    made = ARRCOCQwen(loaded.model, loaded.processor, loaded.selector, **settings)
+    assert loaded._calls.session.settings == made._calls.session.settings
+    own = inspect.signature(ARRCOCQwen.__init__).parameters
+    assert {*own} - {"self", "model", "processor"} <= {*inspect.signature(ARRCOCQwen.from_pretrained).parameters}
 
 
 @torch.no_grad()

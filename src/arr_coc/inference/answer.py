@@ -237,6 +237,8 @@ class ARRCOCQwen(nn.Module):
         budget: PromptBudget | None = None,
         query_layers: int = 0,
         on_error: OnError = "full",
+        gaze: Gaze | None = None,
+        graphs: bool = True,
         dtype: str | torch.dtype = "auto",
         device_map: Any = None,
         attn_implementation: str | None = None,
@@ -255,7 +257,8 @@ class ARRCOCQwen(nn.Module):
                 object. The default is the embedded model's own selector; for other models it is the untrained layer,
                 with a warning in the log. A selector trained with LoRA also loads its adapter; one trained with the
                 model's last layers also loads that model.
-            mode, budget, query_layers, on_error: as in [`prepare`].
+            mode, budget, query_layers, on_error, gaze: as in [`prepare`].
+            graphs (`bool`, *optional*, defaults to `True`): as in [`attach`].
             dtype, device_map, attn_implementation, revision: of the model, as in transformers; the embedded model is
                 loaded in float32 unless a dtype is given.
             cache_dir, local_files_only, token: Hub options for the model, its processor and the selector.
@@ -275,7 +278,10 @@ class ARRCOCQwen(nn.Module):
         if has_adapter(selector, **hub):
             model = load_adapter(model, selector, **hub)  # type: ignore[arg-type]  # a name, not a selector
         loaded = load_selector(selector, model, **hub)
-        return cls(model, processor, loaded, mode=mode, budget=budget, query_layers=query_layers, on_error=on_error)
+        return cls(
+            model, processor, loaded, mode=mode, budget=budget, query_layers=query_layers, on_error=on_error,
+            gaze=gaze, graphs=graphs,
+        )  # fmt: skip
 
     def save_pretrained(self, directory: str | Path, *, save_base: bool = False) -> None:
         """Save what [`~ARRCOCQwen.from_pretrained`] needs to open this again: the selector, with its base's name.
