@@ -27,6 +27,7 @@ from arr_coc.families import open_family
 from arr_coc.families.family import Encoded, read_levels
 from arr_coc.inference.session import Session
 from arr_coc.prompting.cache import (
+    Holding,
     Role,
     append,
     calling,
@@ -364,6 +365,15 @@ def test_looking_again_and_again_equals_one_pass_with_a_mask(name, counts):
     with calling(reading.model):
         out = reading.model.generate(**arguments, **GREEDY)
     assert torch.equal(out[:, holding.length :], torch.stack([row.decode(reading.model, 6) for row in reading.rows]))
+
+
+def test_what_keeps_different_numbers_of_tokens_is_not_said_to_be_unpadded():
+    ids, ones = torch.arange(8).view(2, 4), torch.ones(2, 4, dtype=torch.long)
+    whole = Holding(ids, ids, ones, ids[None], torch.full((2,), 8), ones * Role.TEXT, -ones, padded=False)
+    valid = torch.tensor([[False, True], [True, True]])
+    taken = whole.take(torch.tensor([[0, 1], [2, 3]]), valid, pad_id=9)
+    assert taken.short_ids.tolist() == [[9, 1], [6, 7]]
+    assert taken.padded
 
 
 @torch.no_grad()

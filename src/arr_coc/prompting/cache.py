@@ -202,6 +202,7 @@ class Holding:
             positions=self.positions.gather(2, columns.expand(len(self.positions), -1, -1)) * valid,
             roles=self.roles.gather(1, columns).masked_fill(~valid, Role.PADDING),
             cells=self.cells.gather(1, columns).masked_fill(~valid, -1),
+            padded=True,  # rows may keep different numbers of tokens
         )
 
     def nothing(self) -> Holding:
