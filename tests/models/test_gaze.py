@@ -405,6 +405,8 @@ def test_wrong_calls_are_refused_in_one_line():
     grid = create_selector("grid")
     with pytest.raises(ValueError, match="`images` has 2 pictures, the prompt has 1"):
         gaze_at(model, inputs, grid, images=[noise(64, 64)] * 2)
+    with pytest.raises(ValueError, match="`images` must be RGB, got a picture of mode 'P'"):
+        gaze_at(model, inputs, grid, images=[Image.new("P", (64, 64))])
     with pytest.raises(ValueError, match="`images` and `gaze` belong to mode 'saccade'"):
         prepare(model, inputs, grid, gaze=Gaze())
     with pytest.raises(ValueError, match="needs a selector that picks cells"):

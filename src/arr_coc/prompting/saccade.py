@@ -182,6 +182,9 @@ def _open_sources(
     if images is not None:
         if len(images) != len(prompt.spans):
             raise ValueError(f"`images` has {len(images)} pictures, the prompt has {len(prompt.spans)}; pass one each")
+        modes = [image.mode for image in images if not isinstance(image, Tensor) and image.mode != "RGB"]
+        if modes:  # of a palette, for one, the numbers of the colours would be read as brightness
+            raise ValueError(f"`images` must be RGB, got a picture of mode {modes[0]!r}; pass image.convert('RGB')")
         return [NativeSource(image, cut, device) for image in images]
     pictures = family.pictures(inputs, "image") if shared is None else shared.pictures(family, inputs, "image")
     if pictures is None:
