@@ -31,7 +31,7 @@ from transformers import DynamicCache
 from arr_coc import ARRCOCConfig, ARRCOCLayer, attach
 from arr_coc.families import language_graph, open_family
 from arr_coc.families.language_graph import _Lease, replayed_passes
-from arr_coc.families.recordable import read_state, unchanged_modules
+from arr_coc.families.recordable import State, read_state, unchanged_modules
 from arr_coc.inference.session import Session
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.prefix import Prefix
@@ -501,6 +501,39 @@ def test_modules_that_do_more_than_their_weights_are_called_as_they_are(model, p
     assert not passes
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "runs without CUDA graphs: " in caplog.text
+
+
+def test_training_says_nothing(model, passes, caplog):
+    data = inputs_for("qwen3_vl", IMAGE_PROMPT)
+    with caplog.at_level(logging.WARNING, logger=language_graph.logger.name):
+        session(model.train()).forward(data)
+    assert not passes
+    assert not caplog.records
+    session(model.eval()).forward(data)
+    assert passes
+
+
+def test_states_are_counted_up_to_a_limit(model):
+    graphs = language_graph.LanguageGraphs(model.model)
+    numbers = [graphs.number(State(None, (address,))) for address in range(3 * language_graph.MOST_STATES)]
+    assert numbers[: language_graph.MOST_STATES] == [*range(language_graph.MOST_STATES)]
+    assert len(graphs._states) == language_graph.MOST_STATES
+    graphs.replay._recordings["recorded"] = None
+    assert graphs.number(State(None, (address := 3 * language_graph.MOST_STATES - 1,))) == numbers[address]
+    assert graphs.replay._recordings
+    graphs.number(State("new"))
+    assert not graphs.replay._recordings  # it may have had the number of another state
+
+
+def test_a_call_that_ends_without_memory_leaves_no_lease(model, monkeypatch):
+    def fail(self):
+        raise torch.OutOfMemoryError("no memory for the copy")
+
+    monkeypatch.setattr(_Lease, "end", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        session(model).forward(inputs_for("qwen3_vl", IMAGE_PROMPT))
+    assert language_graph._graphs[model.model].lease is None
+    assert "forward" not in vars(model.model)
 
 
 def test_a_hook_that_left_is_no_obstacle(model, passes):

@@ -45,6 +45,7 @@ ROOMS = (512, 768, 1024, 2048, 4096, 8192)
 SPARE = 128  # tokens that a first pass leaves room for
 PATIENCE = 2  # passes of a length before it is recorded
 ROOM_SHARE = 1 / 16  # most of the device's memory that keys and values may take
+MOST_STATES = 64  # of weights and adapters; a server that exchanges adapters has ever new ones
 
 
 class _Pass(NamedTuple):
@@ -270,6 +271,9 @@ class LanguageGraphs:
 
     def number(self, state: State) -> int:
         """A number for each state that was seen: its hundreds of addresses would take long to compare in every pass."""
+        if state not in self._states and len(self._states) == MOST_STATES:
+            self._states.clear()
+            self.replay.clear()  # recordings know states by their numbers
         return self._states.setdefault(state, len(self._states))
 
     @untraced_itself
@@ -328,7 +332,8 @@ def replayed_passes(family: Any, unpadded: bool = False) -> Iterator[None]:
             if it has one row, it is looked up, which waits for the device.
     """
     inner = family.inner
-    if not family.graphs_language or family.headless or not _is_on_cuda(inner):
+    # nobody who trains a model expects recordings, so that there is nothing to say then
+    if not family.graphs_language or family.headless or inner.language_model.training or not _is_on_cuda(inner):
         yield
         return
     with _lock:
@@ -345,14 +350,14 @@ def replayed_passes(family: Any, unpadded: bool = False) -> Iterator[None]:
             return
         device = next(inner.parameters()).device
         graphs.wait(device)
-        graphs.lease = _Lease(graphs, family, unpadded, state)
+        lease = graphs.lease = _Lease(graphs, family, unpadded, state)
         inner.__dict__["forward"] = graphs.forward
         try:
             yield
         finally:
             inner.__dict__.pop("forward", None)
-            graphs.lease.end()
-            graphs.lease = None
+            graphs.lease = None  # before its end, which may lack memory for copies: a lease keeps the model alive
+            lease.end()
             graphs.leave(device)
     finally:
         graphs.lock.release()
