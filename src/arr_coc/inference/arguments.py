@@ -86,14 +86,15 @@ def check_text(family: Family, arguments: Inputs) -> None:
         raise ValueError("`mm_encoder_outputs` cannot be shortened; pass the pictures, as `pixel_values`, instead")
     ids, cache = arguments.get("input_ids"), arguments.get("past_key_values")
     if isinstance(ids, Tensor) and (cache is None or cache.get_seq_length() == 0):
-        placeholders = int(torch.isin(ids, _visual_ids(family, ids.device)).sum())
+        placeholders = int(torch.isin(ids, visual_ids(family, ids.device)).sum())
         if placeholders:
             raise ValueError(
                 f"the prompt has {placeholders} placeholders of pictures, but no pictures; pass `pixel_values` too"
             )
 
 
-def _visual_ids(family: Family, device: torch.device) -> Tensor:
+def visual_ids(family: Family, device: torch.device) -> Tensor:
+    """The ids of placeholders, one for each kind of picture."""
     return torch.tensor([family.token_id(kind) for kind in family.kinds], device=device)
 
 
@@ -115,7 +116,7 @@ def check_generation(family: Family, arguments: Inputs) -> None:
         raise ValueError("cache_implementation='paged' loses the pictures of a prompt; drop it")
     if option("guidance_scale") not in (None, 1):
         raise ValueError("guidance_scale reads a second prompt, after which positions are lost; drop it")
-    if torch.isin(ids[:, -1], _visual_ids(family, ids.device)).any():
+    if torch.isin(ids[:, -1], visual_ids(family, ids.device)).any():
         raise ValueError("the prompt ends in a picture, after which decoding loses its position; end it in text")
 
 

@@ -64,7 +64,7 @@ class Prepared(dict[str, Any]):
         model (`nn.Module`, *optional*): the model they are for. It is not kept alive, and not pickled.
 
     Attributes:
-        kept (`list[tuple[Grid, ndarray]]`): for each picture, its grid and the cells whose tokens stayed.
+        kept (`Sequence[tuple[Grid, ndarray]]`): for each picture, its grid and the cells whose tokens stayed.
         outputs (`list[ARRCOCOutput | None]`): the layer's output for each picture; None from other selectors.
         tokens (`TokenCount`): `full`, the visual tokens of the full prompt, and `used`, those of this one.
         failure (`str`, *optional*): the error, if the selection failed and all tokens were kept.

@@ -31,6 +31,7 @@ from arr_coc.inference.arguments import (
     check_text,
     scatter_logits,
     show_full_prompt,
+    visual_ids,
 )
 from arr_coc.prompting.cache import Holding, calling, cut_of, holding_of, mark_cache
 from arr_coc.prompting.encodings import Encodings
@@ -78,7 +79,7 @@ class Run:
         budget (`int`, `float`, `"auto"` or `dict`, *optional*): the caller's budget, or the selector's default; None
             if all tokens stay.
         outputs (`list[ARRCOCOutput | None]`): the layer's output for each picture; None from other selectors.
-        kept (`list[tuple[Grid, ndarray]]`): for each picture, its grid and the cells whose tokens were read.
+        kept (`Sequence[tuple[Grid, ndarray]]`): for each picture, its grid and the cells whose tokens were read.
         full_counts, used_counts (`list[int]`): for each picture, its number of visual tokens in the full prompt, and of
             those read. If tokens are dropped inside the language model, the latter reach its later layers.
         question (`list[Tensor]`): token ids `[Q]` of each row's question.
@@ -316,7 +317,7 @@ class Session:
         # with `logits_to_keep` there are fewer columns, which are the last of both prompts
         length = run.holding.length if run.holding is not None and run.holding.shorter else None
         if self.settings.full_logits and logits is not None and logits.shape[1] == length:
-            visual = torch.tensor([self.family.token_id(kind) for kind in self.family.kinds], device=logits.device)
+            visual = visual_ids(self.family, logits.device)
             run.result.logits = scatter_logits(logits, run.inputs, arguments, visual)
         return run
 
@@ -379,8 +380,7 @@ class Session:
                 "`input_ids` do not go on from the prompt that this cache holds; pass the whole conversation, or start "
                 "without `past_key_values`"
             )
-        visual = torch.tensor([self.family.token_id(kind) for kind in self.family.kinds], device=ids.device)
-        if torch.isin(text, visual).any():
+        if torch.isin(text, visual_ids(self.family, ids.device)).any():
             raise ValueError(
                 "a further picture cannot join the cache of a shortened prompt; start this turn without "
                 "`past_key_values`"

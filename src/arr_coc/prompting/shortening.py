@@ -43,6 +43,9 @@ class KeptCells(Sequence[tuple[Grid, Ints]]):
     def __len__(self) -> int:
         return len(self._pictures)
 
+    def __repr__(self) -> str:
+        return repr(list(self))
+
     def __getitem__(self, place: Any) -> Any:
         self._pictures = [
             (grid, cells.cpu().numpy() if isinstance(cells, Tensor) else cells) for grid, cells in self._pictures
@@ -57,7 +60,7 @@ class Shortened(NamedTuple):
         inputs (`dict`): ordinary arguments for `model(**inputs)` or `model.generate(**inputs)`.
         outputs (`list[ARRCOCOutput | None]`): the layer's output for each picture, images before clips; None from
             other selectors.
-        kept (`list[tuple[Grid, ndarray]]`): for each picture, its grid and the cells whose tokens stayed.
+        kept (`Sequence[tuple[Grid, ndarray]]`): for each picture, its grid and the cells whose tokens stayed.
         full, used (`list[int]`): for each picture, its number of visual tokens in the full prompt, and in this one.
         holding (`Holding`, *optional*): what a cache that this prompt fills will hold; None if it is the full prompt.
     """
