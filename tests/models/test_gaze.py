@@ -214,6 +214,26 @@ def test_chosen_cells_are_encoded_at_their_true_places_and_pictures_do_not_mix(f
     assert not torch.allclose(moved, first, atol=1e-3)
 
 
+@pytest.mark.parametrize("adapted", [False, True])
+@pytest.mark.parametrize("family", QWEN)
+def test_what_is_recorded_of_cells_equals_a_plain_call(family, adapted):
+    model = tiny_model(family)
+    cells, grids = [torch.tensor([3, 17, 9]), torch.tensor([2, 20])], [(1, 4, 6), (1, 5, 7)]
+    rows = torch.randn(20, 3 * 2 * PATCH**2, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        before = open_family(model).encode_cells(rows, cells, grids)
+        if adapted:
+            peft = pytest.importorskip("peft", reason="comes with the dev extra")
+            config = peft.LoraConfig(target_modules=r".*patch_embed\.proj", init_lora_weights=False)
+            model = peft.get_peft_model(model, config).eval()
+        opened = open_family(model)
+        plain = opened.encode_cells(rows, cells, grids)
+        recorded = opened.record_cells(rows, cells, grids)
+    assert torch.allclose(plain.features, before.features, atol=1e-3) is not adapted  # the adapter matters
+    for one, other in zip(recorded, (plain.features, *plain.deepstack), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
 def test_a_family_that_reads_whole_pictures_says_so():
     model = tiny_model("llava")
     with pytest.raises(ValueError, match="llava does not cut pictures into cells; use mode 'prune'"):

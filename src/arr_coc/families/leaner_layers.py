@@ -11,7 +11,7 @@ import copy
 from typing import Any
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AttentionInterface
 
 GROUPED, WINDOWS = "arr_coc_grouped", "arr_coc_windows"
@@ -88,7 +88,8 @@ class _LinearPatches:
 def lean_encoder(visual: Any) -> Any:
     """A copy of an encoder that embeds patches by a matrix product."""
     twin = copy.copy(visual)
-    twin.__dict__["patch_embed"] = _LinearPatches(visual.patch_embed)
+    if isinstance(visual.patch_embed.proj, nn.Conv3d):  # not a layer of PEFT, which adds to it
+        twin.__dict__["patch_embed"] = _LinearPatches(visual.patch_embed)
     return twin
 
 
