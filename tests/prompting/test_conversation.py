@@ -102,6 +102,23 @@ def test_in_saccades_the_gestalt_is_encoded_once_and_no_cell_twice(family, encod
     assert len(saccades) <= 2
 
 
+def test_questions_in_inference_mode_and_outside_take_turns(encoded_cells):
+    model = tiny_model("qwen3_vl")
+    layer = ARRCOCLayer(ARRCOCConfig.for_model(model)).eval()
+    data = inputs_for("qwen3_vl", [("text", 4), ("image", (1, 32, 32)), ("text", 6)])
+    settings = {"mode": "saccade", "gaze": Gaze(gestalt=30), "on_error": "raise"}
+    found = []
+    for modes in ((torch.no_grad, torch.no_grad), (torch.inference_mode, torch.no_grad)):
+        seen, logits = Encodings(), []
+        for mode, budget in zip(modes, (100, 140), strict=True):
+            before = len(encoded_cells)
+            with mode(), attach(model, layer, budget=budget, encoded=seen, **settings):
+                logits.append(model(**data).logits)
+            assert len(encoded_cells) > before  # the second question has new cells, too
+        found.append(logits)
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
 @torch.no_grad()
 def test_pictures_of_other_sizes_are_refused():
     model = tiny_model("qwen3_vl")

@@ -35,7 +35,8 @@ class _Cells:
     """The cells of one picture that were encoded at full resolution: `rows` maps a cell to its row, or to -1."""
 
     def __init__(self, count: int, device: torch.device) -> None:
-        self.rows = torch.full((count,), -1, device=device)
+        with torch.inference_mode(False):  # inference tensors could not be written to outside inference mode
+            self.rows = torch.full((count,), -1, device=device)
         self.levels: list[Tensor] = []  # features, then DeepStack's levels, each [m, D]
 
     def missing(self, cells: Tensor) -> Tensor:
