@@ -393,7 +393,7 @@ def attach(
             with zeros for pictures and padding, for losses and metrics that compare them with the full labels. The
             model's own loss does not need this. It takes as much memory as the full prompt's logits.
         graphs (`bool`, *optional*, defaults to `True`): on CUDA, replay passes of the language model as graphs where
-            that gives the same result; see `docs/performance.md`.
+            that gives the same result up to rounding; see `docs/performance.md`.
 
     Example:
 
