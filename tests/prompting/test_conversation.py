@@ -213,6 +213,23 @@ def test_what_prompts_have_in_common_is_read_once(family, way):
 
 
 @torch.no_grad()
+def test_a_gestalt_that_stays_is_found_without_looking_at_values(monkeypatch):
+    model, seen = tiny_model("qwen3_vl"), Encodings()
+    layer, seen.prefix = ARRCOCLayer(ARRCOCConfig.for_model(model)).eval(), Prefix()
+    settings = {**WAYS["gestalt stays"][2], "on_error": "raise"}
+    monkeypatch.setattr(prefix_module, "_count_common", None)  # which would wait for the device
+    columns, prompts = read_columns(model), list(questions("qwen3_vl", LARGE))
+    prompts.append({**prompts[0], "input_ids": prompts[0]["input_ids"].clone()})
+    prompts[-1]["input_ids"][0, 0] += 1  # the control: another text before the picture, so that nothing is reused
+    with attach(model, layer, encoded=seen, **settings):
+        for data in prompts:
+            model.generate(**data, **GREEDY)
+    first, second, third = (count for count in columns if count > 1)
+    assert first == third == 126
+    assert second < first - 20
+
+
+@torch.no_grad()
 def test_only_what_is_the_same_is_reused(monkeypatch):
     """Another picture of the same size has the same ids and positions; its features tell it apart."""
     model, prefix = tiny_model("qwen3_vl"), Prefix()

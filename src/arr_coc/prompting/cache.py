@@ -109,6 +109,35 @@ def visual_piece(
 
 
 @dataclass(frozen=True, eq=False)
+class Beginning:
+    """The first tokens of a prompt, if they do not depend on its question: text, then the gestalt of a picture.
+
+    Args:
+        text (`tuple[int, ...]`): ids of the text.
+        gestalt (`int`): tokens of the gestalt.
+        plan (`object`): the gaze that it belongs to.
+        features (`Tensor`): what it was made from. Only the same tensor counts as the same, so that nobody must look at
+            its values, which would wait for the device.
+    """
+
+    text: tuple[int, ...]
+    gestalt: int
+    plan: object
+    features: Tensor
+
+    @property
+    def length(self) -> int:
+        """Number of its tokens."""
+        return len(self.text) + self.gestalt
+
+    def same(self, other: Beginning | None) -> bool:
+        """Whether keys and values of the other serve this one."""
+        if other is None or self.features is not other.features:
+            return False
+        return (self.text, self.gestalt, self.plan) == (other.text, other.gestalt, other.plan)
+
+
+@dataclass(frozen=True, eq=False)
 class Holding:
     """The shortened prompt that a cache begins with.
 
@@ -122,6 +151,7 @@ class Holding:
         cells (`Tensor` of shape `[B, L']`): for a visual token, the cell of its picture whose place it takes; else -1.
         padded (`bool`, *optional*, defaults to `True`): whether the mask may have zeros; False where that is known on
             the host.
+        beginning (`Beginning`, *optional*): its first tokens, if they do not depend on the question.
     """
 
     full_ids: Tensor
@@ -132,6 +162,7 @@ class Holding:
     roles: Tensor
     cells: Tensor
     padded: bool = True
+    beginning: Beginning | None = None
 
     @property
     def full_length(self) -> int:
@@ -183,14 +214,26 @@ class Holding:
         if next_position is None:  # visual tokens take places of their picture, so text alone counts
             ends = torch.where(piece.roles == Role.TEXT, positions.amax(dim=0) + 1, 0).amax(dim=1)  # [B]
             next_position = torch.where(ends > 0, ends, self.next_position)
-        return Holding(
-            self.full_ids,
-            torch.cat([self.short_ids, piece.ids], dim=1),
-            torch.cat([self.mask, mask], dim=1),
-            torch.cat([self.positions, positions], dim=2),
-            next_position,
-            torch.cat([self.roles, piece.roles], dim=1),
-            torch.cat([self.cells, piece.cells], dim=1),
+        return replace(
+            self,
+            short_ids=torch.cat([self.short_ids, piece.ids], dim=1),
+            mask=torch.cat([self.mask, mask], dim=1),
+            positions=torch.cat([self.positions, positions], dim=2),
+            next_position=next_position,
+            roles=torch.cat([self.roles, piece.roles], dim=1),
+            cells=torch.cat([self.cells, piece.cells], dim=1),
+            padded=self.padded or piece.mask is not None,
+        )
+
+    def first(self, count: int) -> Holding:
+        """Its first tokens."""
+        return replace(
+            self,
+            short_ids=self.short_ids[:, :count],
+            mask=self.mask[:, :count],
+            positions=self.positions[:, :, :count],
+            roles=self.roles[:, :count],
+            cells=self.cells[:, :count],
         )
 
     def take(self, columns: Tensor, valid: Tensor, pad_id: int) -> Holding:
@@ -203,6 +246,7 @@ class Holding:
             roles=self.roles.gather(1, columns).masked_fill(~valid, Role.PADDING),
             cells=self.cells.gather(1, columns).masked_fill(~valid, -1),
             padded=True,  # rows may keep different numbers of tokens
+            beginning=None,
         )
 
     def nothing(self) -> Holding:
@@ -308,6 +352,14 @@ def drop(family: Family, cache: Any, keep: Tensor) -> None:
             for states in (layer.keys, layer.values)
         )
     cache.holding = holding.take(columns, valid, family.pad_id())
+
+
+def keep_first(cache: Any, count: int) -> None:
+    """Keep the first tokens of a cache, in place; unlike [`drop`], this does not wait for the device."""
+    holding = _open(cache)
+    for layer in cache.layers:
+        layer.keys, layer.values = layer.keys[:, :, :count], layer.values[:, :, :count]
+    cache.holding = holding.first(count)
 
 
 def append(family: Family, cache: Any, *pieces: Piece, decode: bool = False) -> tuple[dict[str, Any], Holding]:

@@ -22,6 +22,7 @@ from arr_coc.gaze.gestalt import Gestalt, encode_gestalts, make_gestalts
 from arr_coc.gaze.plan import Gaze, GazePlan, count_beyond, open_windows, plan_gaze, replace_covered
 from arr_coc.gaze.source import NativeSource, PictureSource, ProcessedSource
 from arr_coc.pixels.mipmaps import Mipmaps
+from arr_coc.prompting.cache import Beginning
 from arr_coc.prompting.encodings import Encodings, encode_cells
 from arr_coc.prompting.layout import Gazed, Prompt, build, read_prompt
 from arr_coc.prompting.resize import restate_prompt, select_counts
@@ -136,12 +137,22 @@ class Saccading(Shortening):
             self.family, self.inputs, self.gaze_prompt, self.positions, {"image": self.encoded}, numbered, chosen,
             "saccade", gazes,
         )  # fmt: skip
+        if self.shared is not None:
+            holding = replace(holding, beginning=self._find_beginning(gestalt[0]))
         kept = KeptCells(
             (grid, np.arange(cell_count(grid)) if plan.scale == 1 else saccades.cells)
             for grid, plan, saccades in zip(self.grids, self.plans, self.saccades, strict=True)
         )
         outputs = [None if selection is None else selection.output for selection in self.windows]
         return Shortened(inputs, outputs, kept, list(map(cell_count, self.grids)), list(map(len, chosen)), holding)
+
+    def _find_beginning(self, gestalt: int) -> Beginning | None:
+        """What the prompt of the next question about the same pictures will begin with; None if that is not known."""
+        prompt, span = self.gaze_prompt, self.gaze_prompt.spans[0]
+        if len(prompt.ids) > 1 or not gestalt or self.plans[0].drop or self.gaze.compress == "merge":
+            return None  # the question decides what stays of the gestalt
+        text = prompt.ids[0, : span.columns[0]][prompt.mask[0, : span.columns[0]]]
+        return Beginning(tuple(text.tolist()), gestalt, (self.plans[0], self.gaze), self.encoded.features)
 
 
 class _Saccades(NamedTuple):
