@@ -225,7 +225,7 @@ def test_a_gestalt_that_stays_is_found_without_looking_at_values(monkeypatch):
         for data in prompts:
             model.generate(**data, **GREEDY)
     first, second, third = (count for count in columns if count > 1)
-    assert first == third == 126
+    assert first == third > 100
     assert second < first - 20
 
 
