@@ -55,7 +55,8 @@ MOST_REPLAYED_PIXELS = 4096 * 4096
 class ARRCOCLayer(PretrainedModule, TokenSelector):
     """Decide which parts of a picture deserve tokens, given the question.
 
-    The initial weights are fixed: an untrained layer is a deterministic, training-free selector.
+    The initial weights are fixed: an untrained layer is a deterministic, training-free selector. It computes in float32
+    also inside `torch.autocast`, which changes its choice only as far as it changes the tokens.
 
     On CUDA without gradients, the second call of a shape is recorded as a CUDA graph and later calls replay it, which
     is several times faster. A recording keeps its working memory (about 20 MB for a picture of one megapixel, 360 MB
@@ -172,10 +173,12 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         recordable = previous is None and self.text_detector is None and self.use_graphs
         pixels = frames.colour if isinstance(frames, Mipmaps) else frames
         small = pixels is None or pixels.numel() <= 3 * MOST_REPLAYED_PIXELS
-        if small and recordable and may_replay(tokens):
-            results = self._replay(tokens, words, word_mask, frames, settings)
-        else:
-            results = self._compute(tokens, words, word_mask, frames, *settings)
+        # in half precision near-equal cells would change places, so a caller's autocast ends here
+        with torch.autocast(tokens.device.type, enabled=False):
+            if small and recordable and may_replay(tokens):
+                results = self._replay(tokens, words, word_mask, frames, settings)
+            else:
+                results = self._compute(tokens, words, word_mask, frames, *settings)
         scores, balance, plan, texture, pull, ends = results
         batch = tokens.shape[0]
         report = read_report(torch.cat([ends, plan.report.flatten()]), batch, frames is not None)

@@ -267,6 +267,25 @@ def test_half_precision_tokens_choose_nearly_the_same(dtype):
     assert len(common) >= 58
 
 
+@pytest.mark.parametrize("trained", [False, True])
+def test_autocast_changes_nothing(trained):
+    picture = to_tensor(open_picture(files("arr_coc") / "assets" / "examples" / "page.png").image)
+    layer = ARRCOCLayer(CONFIG)
+    if trained:  # the corrections, which are zero at first, are products too
+        generator = torch.Generator().manual_seed(0)
+        for weight in layer.parameters():
+            weight.data += 0.1 * torch.randn(weight.shape, generator=generator)
+    grid = (picture.shape[2] // 32, picture.shape[3] // 32)
+    tokens, words = random_tokens(grid[0] * grid[1], WIDTH), random_tokens(5, WIDTH, 1)
+    with torch.no_grad():
+        # first inside: what is kept for later calls must not be rounded either
+        with torch.autocast("cpu", torch.bfloat16):
+            inside = layer(tokens, words, grid=grid, picture=picture, budget=0.5)
+        outside = layer(tokens, words, grid=grid, picture=picture, budget=0.5)
+    assert inside.indices.tolist() == outside.indices.tolist()
+    assert torch.equal(inside.relevance, outside.relevance)
+
+
 def test_weights_of_a_text_detector_are_its_own():
     class Detector(torch.nn.Module):
         def __init__(self):

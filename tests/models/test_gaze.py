@@ -24,8 +24,9 @@ from arr_coc import (
 from arr_coc.config import cell_count
 from arr_coc.data.worlds import draw_scene, split_seed
 from arr_coc.drawing.overlay import draw_gaze
-from arr_coc.families.family import open_family
+from arr_coc.families.family import Encoded, open_family
 from arr_coc.gaze.compression import plan_merge
+from arr_coc.gaze.gestalt import make_gestalts
 from arr_coc.gaze.plan import GazePlan, count_beyond, open_windows, place_gestalt, plan_gaze, replace_covered
 from arr_coc.gaze.source import NativeSource
 from arr_coc.inference.session import Session
@@ -126,6 +127,29 @@ def test_places_of_the_gestalt_are_in_the_middle_of_what_it_stands_for():
 
 
 # sights
+
+
+def test_the_small_picture_is_the_same_in_autocast():
+    source = NativeSource(noise(12 * CELL, 20 * CELL), {**CUT, "patch_size": PATCH, "merge_size": MERGE}, CPU)
+    plan = plan_gaze(source.grid, 60, Gaze())
+    outside = source.small_picture(source.measure(plan), plan.encoded)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = source.small_picture(source.measure(plan), plan.encoded)
+    assert torch.equal(inside, outside)
+
+
+def test_merged_squares_stand_at_the_same_places_in_autocast():
+    plan = plan_gaze((1, 1200, 8), 700, Gaze(gestalt=600, compress="merge"))  # bf16 has no odd numbers above 256
+    tokens = torch.randn(cell_count(plan.encoded), 8, generator=torch.Generator().manual_seed(0))
+    words = tokens[:2].clone()
+
+    def places():
+        [gestalt] = make_gestalts(Encoded(tokens, ()), [plan], [(1, 1200, 8)], [words], Gaze(compress="merge"), None)
+        return gestalt.places
+
+    outside = places()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(places(), outside)
 
 
 @pytest.mark.parametrize("size", [(1024, 1024), (1000, 1300), (1056, 2080)])

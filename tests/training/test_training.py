@@ -25,9 +25,9 @@ from arr_coc.evaluation.answers import answer_examples
 from arr_coc.evaluation.metrics import overlap
 from arr_coc.training import checkpoints
 from arr_coc.training.config import TrainConfig
-from arr_coc.training.feature_cache import Features, features_key, make_target, weights_key, write_features
+from arr_coc.training.feature_cache import Batch, Features, features_key, make_target, weights_key, write_features
 from arr_coc.training.losses import proxy_losses, total
-from arr_coc.training.proxy import judge_batch
+from arr_coc.training.proxy import ProxyTask, judge_batch
 from arr_coc.training.schedule import Schedule, Source
 from arr_coc.training.trainer import train
 
@@ -117,6 +117,25 @@ def measure(layer, features):
             relevance = judge_batch(layer, batch).balance.relevance.flatten(1)
         values.append(overlap(relevance, batch.target > 0.5))
     return torch.cat(values).mean().item()
+
+
+def test_the_layer_learns_the_same_in_autocast():
+    generator = torch.Generator().manual_seed(0)
+    tokens, texture, words = (
+        torch.rand(shape, generator=generator) for shape in ((2, 12, 64), (2, 40, 3, 4), (2, 5, 64))
+    )
+    target = torch.eye(12)[:2]
+    batch = Batch(tokens, texture, words, torch.ones(2, 5, dtype=torch.bool), target, (1, 3, 4))
+    found = {}
+    for autocast in (True, False):
+        task = ProxyTask(ARRCOCLayer(ARRCOCConfig(hidden_size=64)))
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            losses, _ = task(batch)
+        sum(losses.values()).backward()
+        gradients = [weight.grad for weight in task.parameters() if weight.grad is not None]
+        assert len(gradients) > 10
+        found[autocast] = gradients
+    assert all(map(torch.equal, found[True], found[False]))
 
 
 @pytest.mark.slow

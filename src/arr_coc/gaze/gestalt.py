@@ -71,8 +71,9 @@ def make_gestalts(
             continue
         pooled = tuple(pool_tokens(level, plan.encoded, plan.squeeze) for level in levels)
         if gaze.compress == "merge":
-            squares = plan_merge(levels[0].detach(), question.to(levels[0]), plan.encoded, plan.squeeze)
-            merged = tuple((squares.share @ level.float()).to(level.dtype) for level in levels)
+            with torch.autocast(levels[0].device.type, enabled=False):  # it would round the places of the squares
+                squares = plan_merge(levels[0].detach(), question.to(levels[0]), plan.encoded, plan.squeeze)
+                merged = tuple((squares.share @ level.float()).to(level.dtype) for level in levels)
             gestalts.append(Gestalt(pooled[0].detach(), merged, _cells_at(squares.middle, plan, grid)))
         elif compressor is not None and gaze.compress == "conv":
             gestalts.append(Gestalt(pooled[0].detach(), compressor(levels, plan.encoded, plan.squeeze), places))

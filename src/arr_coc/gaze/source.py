@@ -56,7 +56,8 @@ class PictureSource(ABC):
             _bicubic_weights(source, cells * self.cell, maps.colour.device)
             for source, cells in zip(maps.colour.shape[2:], grid[1:], strict=True)
         )
-        return (rows @ maps.colour @ columns.mT).clamp(0, 1)
+        with torch.autocast(maps.colour.device.type, enabled=False):
+            return (rows @ maps.colour @ columns.mT).clamp(0, 1)
 
     def _filled(self, top: int, rows: int, columns: int) -> Tensor:
         """A strip of exactly this size; beyond the picture, its last row and column are repeated."""

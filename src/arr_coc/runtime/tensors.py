@@ -34,8 +34,9 @@ def constant(make: Callable[P, Tensor]) -> Callable[P, Tensor]:
 
     @lru_cache(maxsize=128)
     def cached(*args: Hashable) -> Tensor:
-        # an inference tensor could not be used outside inference mode
-        with torch.inference_mode(False):
+        # the state of the first caller must not last: an inference tensor could not be used outside inference mode,
+        # and autocast would round products of matrices, which are made on the host
+        with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
             return make(*args)  # type: ignore[call-arg, arg-type]
 
     @wraps(make)

@@ -61,8 +61,9 @@ class ProxyTask(nn.Module):
 
 def judge_batch(layer: ARRCOCLayer, batch: Batch) -> Judgement:
     """What a layer makes of features that were kept."""
-    texture = layer.project_again(batch.texture, batch.tokens, batch.grid)
-    return layer.judge(texture, batch.tokens, batch.words, batch.grid, batch.word_mask)
+    with torch.autocast(batch.tokens.device.type, enabled=False):  # in float32, as the layer will choose
+        texture = layer.project_again(batch.texture, batch.tokens, batch.grid)
+        return layer.judge(texture, batch.tokens, batch.words, batch.grid, batch.word_mask)
 
 
 def _explore(tension: Tensor, present: Tensor) -> Tensor:
