@@ -21,6 +21,7 @@ from arr_coc.evaluation.shapes import IDS, SHAPES, build_shape, inputs_for_shape
 from arr_coc.families.family import open_family
 from arr_coc.inference.session import Session
 from arr_coc.prompting.encodings import Encodings
+from arr_coc.prompting.prefix import Prefix
 from arr_coc.prompting.settings import Settings
 
 QUESTIONS = 10
@@ -59,9 +60,10 @@ def main(
         @torch.inference_mode()
         def call() -> None:
             encoded = Encodings()
+            encoded.prefix = Prefix()  # as a conversation has it
             session = Session(open_family(opened), layer, Settings(on_error="raise", encoded=encoded, **options))
             for number in range(questions):
-                session.forward({**ask_about(inputs, number), "use_cache": True, "logits_to_keep": 1})
+                session.generate({**ask_about(inputs, number), "max_new_tokens": 1, "do_sample": False})
             counts[name] = encoded.calls
 
         return call

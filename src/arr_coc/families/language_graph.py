@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 # launching.
 STEP, MOST_FIRST = 32, 2048
 # Tokens of a pass that appends, and of the cache that it appends to, are rounded up to one of these.
-APPENDED = (1, 32, 64, 128, 256, 512)
+APPENDED = (1, 32, *range(64, 513, 64))
 ROOMS = (512, 768, 1024, 2048, 4096, 8192)
 SPARE = 128  # tokens that a first pass leaves room for
 PATIENCE = 2  # passes of a length before it is recorded
