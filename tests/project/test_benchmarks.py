@@ -1,8 +1,14 @@
 import importlib.util
 import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+
+from arr_coc.evaluation.shapes import SHAPES
+from arr_coc.families import language_graph
 
 ROOT = Path(__file__).parents[2] / "benchmarks"
 
@@ -94,12 +100,57 @@ def test_a_gaze_stops_growing_with_the_picture():
         assert {(model, size, "saccade") for size in (1, 4, 12, 50, 200)} <= set(by)
         small, large = (by[model, size, "saccade"] for size in (12, 200))
         assert small["stages_ms"]["tokens"] == large["stages_ms"]["tokens"] == 529
-        assert large["first_token"]["median_ms"] < 2 * small["first_token"]["median_ms"]
         assert small["texture"]["median_ms"] <= 5
         assert large["texture"]["median_ms"] <= 40
-    found = by["Qwen3-VL-8B", 12, "saccade"]
-    assert found["share_of_full"] <= 1 / 15
-    assert found["times_downsample"] <= 1.7
+        assert large["first_token"]["median_ms"] <= 1.5 * small["first_token"]["median_ms"]
+        full = by[model, 12, "full"]["first_token"]["median_ms"]
+        assert full >= (34 if model == "Qwen3-VL-8B" else 30) * small["first_token"]["median_ms"]
+        # at 1 megapixel and up to 50, a smaller picture is faster, as the docs say
+        assert all(by[model, size, "saccade"]["times_downsample"] > 1 for size in (1, 4, 12, 50))
+
+
+def test_answers_and_further_turns_are_as_fast_as_the_docs_say():
+    found = json.loads((ROOT / "results" / "gaze-h200.json").read_text())
+    times = {(row["model"], row["method"], row["tokens"]): row["answer"]["median_ms"] for row in found["answers"]}
+    for model, faster in (("Qwen3-VL-8B", 5), ("Qwen3-VL-2B", 4)):
+        gaze = times[model, "saccade", 32]
+        assert times[model, "full", 32] >= faster * gaze
+        assert times[model, "saccade, no graphs", 32] >= 2.5 * gaze
+        assert {(model, "saccade", length) for length in (1, 8, 32, 128, 512)} <= set(times)
+    append = {row["model"]: row["graphs"]["median_ms"] for row in found["append"]}
+    assert append["Qwen3-VL-8B"] <= 12
+
+
+def test_pages_show_the_committed_times(load):
+    benchmark = load("speed")
+    speed, slower = benchmark.read_speed(), benchmark.read_speed()
+    for row in slower.rows.values():
+        row["first_token"]["median_ms"] *= 2
+    for name, blocks in benchmark.PAGES.items():
+        page = (ROOT.parent / name).read_text()
+        assert benchmark.fill_page(page, blocks, speed) == page, "run `python benchmarks/speed.py`"
+        assert benchmark.fill_page(page, blocks, slower) != page
+    assert benchmark.FIGURE.read_text() == benchmark.draw_answers(speed)
+    with pytest.raises(ValueError, match="marks"):
+        benchmark.fill_page("", {"speed": benchmark.summary}, speed)
+
+
+def test_the_docs_compute_a_room_as_the_code_does(monkeypatch):
+    text = (ROOT.parent / "docs" / "performance.md").read_text()
+    _, (_, _, layers, heads, kv_heads), _, _ = SHAPES["Qwen3-VL-8B"]
+    config = SimpleNamespace(
+        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=128
+    )
+    inner = SimpleNamespace(language_model=SimpleNamespace(config=config))
+    monkeypatch.setattr(language_graph, "Room", lambda shape, like: (shape, like.element_size()))
+    monkeypatch.setattr(language_graph, "_memory", lambda device: 2**40)
+    like = torch.zeros(1, dtype=torch.bfloat16)
+    # 529 tokens, 40 of text and the picture's two marks, in steps of 32, with room to go on
+    length = -(-(529 + 40 + 2) // language_graph.STEP) * language_graph.STEP + language_graph.SPARE
+    shape, size = language_graph.LanguageGraphs(torch.nn.Module()).room(inner, 1, length, like)
+    assert shape[4] == 768
+    assert f"{math.prod(shape) * size:,} bytes" in text
+    assert f"{math.prod(shape) * size / 2**20:.0f} MiB" in text
 
 
 def test_the_2b_shape_fits_a_small_gpu_as_the_docs_say():
