@@ -24,6 +24,7 @@ from arr_coc import (
 from arr_coc.config import cell_count
 from arr_coc.data.worlds import draw_scene, split_seed
 from arr_coc.drawing.overlay import draw_gaze
+from arr_coc.families.encoder_graph import call_encoder
 from arr_coc.families.family import Encoded, open_family
 from arr_coc.gaze.compression import plan_merge
 from arr_coc.gaze.gestalt import make_gestalts
@@ -31,6 +32,7 @@ from arr_coc.gaze.plan import GazePlan, count_beyond, open_windows, place_gestal
 from arr_coc.gaze.source import NativeSource
 from arr_coc.inference.session import Session
 from arr_coc.pixels.mipmaps import build_mipmaps
+from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.settings import Settings
 from arr_coc.texture import describe
 from arr_coc.training.estimators import EstimatingSelector
@@ -256,6 +258,25 @@ def test_what_is_recorded_of_cells_equals_a_plain_call(family, adapted):
     assert torch.allclose(plain.features, before.features, atol=1e-3) is not adapted  # the adapter matters
     for one, other in zip(recorded, (plain.features, *plain.deepstack), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("graphs", [False, True])
+def test_without_graphs_the_encoder_is_not_recorded_either(monkeypatch, graphs, shared):
+    replays = []
+
+    def count(visual, tensors, plain, recorded, key, replay):
+        replays.append(replay)
+        return call_encoder(visual, tensors, plain, recorded, key, replay)
+
+    monkeypatch.setattr("arr_coc.families.qwen2_vl.call_encoder", count)
+    model, inputs = tiny_model("qwen3_vl"), inputs_for("qwen3_vl", LARGE)
+    encoded = Encodings() if shared else None
+    settings = Settings("saccade", 60, gaze=Gaze(gestalt=15), on_error="raise", encoded=encoded, graphs=graphs)
+    for name in ("grid", "centre"):
+        Session(open_family(model), create_selector(name), settings).prepare(inputs)
+    assert len(replays) == (3 if shared else 4)  # gestalt and cells of each, but no gestalt that is known
+    assert set(replays) == {graphs}
 
 
 def test_a_family_that_reads_whole_pictures_says_so():

@@ -38,9 +38,21 @@ class Gestalt(NamedTuple):
 
 
 def encode_gestalts(
-    family: Family, sources: Sequence[PictureSource], plans: Sequence[GazePlan], maps: Sequence[Mipmaps | None]
+    family: Family,
+    sources: Sequence[PictureSource],
+    plans: Sequence[GazePlan],
+    maps: Sequence[Mipmaps | None],
+    replay: bool,
 ) -> Encoded:
-    """Encode all gestalts in one call; a picture without mipmaps is small and is encoded whole."""
+    """Encode all gestalts in one call; a picture without mipmaps is small and is encoded whole.
+
+    Args:
+        family (`Family`): the opened model.
+        sources (`Sequence[PictureSource]`): the pictures.
+        plans (`Sequence[GazePlan]`): the gaze at each.
+        maps (`Sequence[Mipmaps]`): what was measured of each.
+        replay (`bool`): whether a CUDA graph may encode them.
+    """
     rows = []
     for source, plan, mipmaps in zip(sources, plans, maps, strict=True):
         if mipmaps is None:
@@ -49,7 +61,7 @@ def encode_gestalts(
             rows.append(patches_from_picture(source.small_picture(mipmaps, plan.encoded), **family.cut())[0])
     grids = [plan.encoded for plan in plans]
     cells = [torch.arange(cell_count(grid), device=rows[0].device) for grid in grids]
-    return family.encode_cells(torch.cat([row.to(family.target.dtype) for row in rows]), cells, grids, replay=True)
+    return family.encode_cells(torch.cat([row.to(family.target.dtype) for row in rows]), cells, grids, replay=replay)
 
 
 def make_gestalts(

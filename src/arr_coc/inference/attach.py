@@ -392,8 +392,9 @@ def attach(
         full_logits (`bool`, *optional*, defaults to `False`): put `forward`'s logits at the columns of the full prompt,
             with zeros for pictures and padding, for losses and metrics that compare them with the full labels. The
             model's own loss does not need this. It takes as much memory as the full prompt's logits.
-        graphs (`bool`, *optional*, defaults to `True`): on CUDA, replay passes of the language model as graphs where
-            that gives the same result up to rounding; see `docs/performance.md`.
+        graphs (`bool`, *optional*, defaults to `True`): on CUDA, replay passes of the language model, and in mode
+            `saccade` of the encoder, as graphs where that gives the same result up to rounding; see
+            `docs/performance.md`. The layer's own graphs give the same result to the bit and do not depend on this.
 
     Example:
 

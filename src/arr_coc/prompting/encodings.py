@@ -101,13 +101,18 @@ class Encodings:
 
     @torch.no_grad()
     def gestalts(
-        self, family: Family, sources: Sequence[PictureSource], plans: Sequence[GazePlan], mipmaps: list[Mipmaps | None]
+        self,
+        family: Family,
+        sources: Sequence[PictureSource],
+        plans: Sequence[GazePlan],
+        mipmaps: list[Mipmaps | None],
+        replay: bool,
     ) -> Encoded:
-        """The gestalts of all pictures."""
+        """The gestalts of all pictures, from a CUDA graph if `replay` allows it."""
         key = tuple(plans)
         if key not in self._gestalts:
             self.calls += 1
-            self._gestalts[key] = _Gestalts(mipmaps, encode_gestalts(family, sources, plans, mipmaps))
+            self._gestalts[key] = _Gestalts(mipmaps, encode_gestalts(family, sources, plans, mipmaps, replay))
         return self._gestalts[key].encoded
 
     def mipmaps(self, plans: Sequence[GazePlan]) -> list[Mipmaps | None] | None:
@@ -117,7 +122,12 @@ class Encodings:
 
     @torch.no_grad()
     def cells(
-        self, family: Family, sources: Sequence[PictureSource], cells: Sequence[Tensor], fixed_count: bool
+        self,
+        family: Family,
+        sources: Sequence[PictureSource],
+        cells: Sequence[Tensor],
+        fixed_count: bool,
+        replay: bool,
     ) -> Encoded | None:
         """Chosen cells of each picture at full resolution; only those that are new are encoded.
 
@@ -126,6 +136,7 @@ class Encodings:
             sources (`Sequence[PictureSource]`): the pictures.
             cells (`Sequence[Tensor]`): the chosen cells `[k]` of each.
             fixed_count (`bool`): whether the next prompt will have as many.
+            replay (`bool`): whether a CUDA graph may encode them.
         """
         if not any(len(chosen) for chosen in cells):
             return None
@@ -136,9 +147,9 @@ class Encodings:
             stores.append(self._cells[place])
         new = [store.missing(chosen) if len(chosen) else chosen for store, chosen in zip(stores, cells, strict=True)]
         further = any(store.levels for store in stores)
-        if further and stores[0].rows.is_cuda:
+        if further and replay and stores[0].rows.is_cuda:
             new = [_fill_up(store, chosen) for store, chosen in zip(stores, new, strict=True)]
-        encoded = encode_cells(family, sources, new, replay=fixed_count or further)
+        encoded = encode_cells(family, sources, new, replay and (fixed_count or further))
         if encoded is not None:
             self.calls += 1
             counts = [len(chosen) for chosen in new]

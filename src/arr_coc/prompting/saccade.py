@@ -82,10 +82,8 @@ class Saccading(Shortening):
 
     def encode(self) -> None:
         """Encode the gestalts; the host reads the text meanwhile."""
-        if self.shared is None:
-            self.encoded = encode_gestalts(self.family, self.sources, self.plans, self.mipmaps)
-        else:
-            self.encoded = self.shared.gestalts(self.family, self.sources, self.plans, self.mipmaps)
+        encode = encode_gestalts if self.shared is None else self.shared.gestalts
+        self.encoded = encode(self.family, self.sources, self.plans, self.mipmaps, self.settings.graphs)
         self._read_text()
 
     def choose(self) -> None:
@@ -111,9 +109,9 @@ class Saccading(Shortening):
         fixed_count = not any(plan.drop or plan.saccades is None for plan in self.plans)
         cells = [saccades.cells for saccades in self.saccades]
         if self.shared is None:
-            self.encoded_cells = encode_cells(self.family, self.sources, cells, replay=fixed_count)
+            self.encoded_cells = encode_cells(self.family, self.sources, cells, self.settings.graphs and fixed_count)
         else:
-            self.encoded_cells = self.shared.cells(self.family, self.sources, cells, fixed_count)
+            self.encoded_cells = self.shared.cells(self.family, self.sources, cells, fixed_count, self.settings.graphs)
 
     def build(self) -> Shortened:
         """Build the prompt: gestalt, then saccades, each token at the position of its cell."""

@@ -25,7 +25,8 @@ class Settings:
 
     Args:
         details (`bool`, *optional*, defaults to `False`): keep the layer's texture and the pull of each word.
-        graphs (`bool`, *optional*, defaults to `True`): on CUDA, replay passes of the language model as graphs.
+        graphs (`bool`, *optional*, defaults to `True`): on CUDA, replay passes of the language model, and in mode
+            `saccade` of the encoder, as graphs: equal up to rounding.
     """
 
     mode: Mode = "prune"

@@ -50,7 +50,7 @@ class PictureEncoder:
 
     def _encode_gestalt(self, sight: NativeSource, plan: GazePlan) -> EncodedPicture:
         maps = sight.measure(plan)
-        overview = encode_gestalts(self.family, [sight], [plan], [maps])
+        overview = encode_gestalts(self.family, [sight], [plan], [maps], replay=True)
         height, width = maps.size
         reach = (sight.size[1] / width, sight.size[0] / height)
         return self._keep(overview.features, plan.gestalt, plan.windows, maps)._replace(reach=reach)
