@@ -13,6 +13,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -73,9 +74,10 @@ class GraphCache:
         return GraphCache, (self.limit, self.limit_bytes, self.patience)
 
     def clear(self) -> None:
-        """Forget all recordings."""
+        """Forget all recordings, and what could not be recorded: there may be memory now."""
         with self._lock:
             self._recordings.clear()
+            self._failed.clear()
 
     def __call__(
         self, function: Callable[..., Any], tensors: Sequence[Tensor | None], settings: tuple[Hashable, ...]
@@ -149,11 +151,23 @@ class GraphCache:
         with torch.cuda.stream(warmup):
             function(*inputs, *settings)  # allocates workspaces, which is not possible while recording
         torch.cuda.current_stream().wait_stream(warmup)
-        graph = torch.cuda.CUDAGraph()
+        graph, chance = torch.cuda.CUDAGraph(), torch.cuda.default_generators[device.index].clone_state()
         pool = self._pools.setdefault(device, torch.cuda.graph_pool_handle())
-        with collect_constants() as constants, torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            outputs = function(*inputs, *settings)
+        recording = torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
+        try:
+            with collect_constants() as constants, recording:
+                outputs = function(*inputs, *settings)
+        except RuntimeError:
+            self._give_up(device, chance)
+            raise
         return _Recording(graph, inputs, outputs, constants)
+
+    def _give_up(self, device: torch.device, chance: torch.Generator) -> None:
+        """After a recording that failed: torch has not ended it in its allocator and its random numbers."""
+        torch.cuda.default_generators[device.index].graphsafe_set_state(chance)
+        pool = self._pools.pop(device)  # recordings that were made keep it; later ones get another
+        with suppress(RuntimeError):  # it was ended after all
+            torch._C._cuda_endAllocateToPool(device.index, pool)
 
 
 def _first_line(error: Exception) -> str:
