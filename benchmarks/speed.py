@@ -24,7 +24,7 @@ FIGURE = ROOT / "docs" / "images" / "answers.svg"
 METHODS = {
     "full": "all tokens",
     "downsample": "a smaller picture",
-    "saccade, no graphs": "a gaze, `graphs=False`",
+    "saccade, no graphs": "a gaze, language not recorded",
     "saccade": "a gaze",
 }
 LARGE, SMALL = "Qwen3-VL-8B", "Qwen3-VL-2B"
@@ -70,8 +70,8 @@ def milliseconds(value: float | None) -> str:
 
 def first_tokens(speed: Speed) -> str:
     """Every shape and size, by method."""
-    head = "shape, megapixels|full|prune to 529|downsample to 529|saccade|saccade, `graphs=False`|full / saccade"
-    head += "|saccade / downsample|memory, MB"
+    head = "shape, megapixels|full|prune to 529|downsample to 529|saccade|saccade, language not recorded"
+    head += "|full / saccade|saccade / downsample|memory, MB"
     rows = []
     for model in speed.models:
         for size in speed.sizes:
@@ -141,7 +141,7 @@ def appended(speed: Speed) -> str:
         [model, *(milliseconds(row[kind]["median_ms"]) for kind in ("graphs", "no graphs"))]
         for model, row in speed.append.items()
     ]
-    return make_table(["", "recorded", "`graphs=False`"], rows)
+    return make_table(["", "recorded", "not recorded"], rows)
 
 
 def missed(speed: Speed) -> str:
@@ -206,7 +206,7 @@ def fill_page(text: str, blocks: Mapping[str, Callable[[Speed], str]], speed: Sp
 
 def draw_answers(speed: Speed) -> str:
     """Bars of the time to an answer of 32 tokens, in the darker part to its first token."""
-    left, width, bar, step, top = 170, 390, 20, 30, 34
+    left, width, bar, step, top = 210, 370, 20, 30, 34
     longest = max(speed.answer(model, "full", 32) for model in (LARGE, SMALL))
     parts, y = [], top
     for model, colour in ((LARGE, COLOURS[0]), (SMALL, COLOURS[1])):
@@ -216,7 +216,7 @@ def draw_answers(speed: Speed) -> str:
             end, middle = (width * value / longest for value in (whole, first))
             shape = f'y="{y}" height="{bar}" fill="{colour}"'
             parts += [
-                f'<text x="{left - 8}" y="{y + 14}" text-anchor="end">{name.replace("`", "")}</text>',
+                f'<text x="{left - 8}" y="{y + 14}" text-anchor="end">{name}</text>',
                 f'<rect x="{left}" {shape} width="{middle:.1f}"/>',
                 f'<rect x="{left + middle:.1f}" {shape} fill-opacity="0.4" width="{end - middle:.1f}"/>',
                 f'<text x="{left + end + 6:.1f}" y="{y + 14}">{milliseconds(whole)}</text>',
