@@ -14,13 +14,14 @@ from tiny_directory import photo, write_checkpoint
 from tiny_models import FAMILIES, IMAGE_PROMPT, QWEN, SMALL, TEXT, TWO_IMAGES, inputs_for, prompt_row, tiny_model
 from tiny_models import collate as collate_rows
 
-from arr_coc import ARRCOCQwen, TokenSelector, create_selector
+from arr_coc import Answer, ARRCOCConfig, ARRCOCLayer, ARRCOCQwen, TokenSelector, create_selector
 from arr_coc.families.family import open_family
 from arr_coc.gaze.plan import Gaze, plan_gaze
 from arr_coc.gaze.source import NativeSource
 from arr_coc.inference.session import Session
 from arr_coc.prompting.settings import Settings
 from arr_coc.runtime.read_ahead import read_ahead
+from arr_coc.selectors.contract import InvalidSelectorError
 
 CPU = torch.device("cpu")
 SHORT = {"max_new_tokens": 6, "min_new_tokens": 6}
@@ -165,13 +166,34 @@ def test_a_failing_selection_costs_only_its_own_question(vlm, caplog):
     assert together[1].reason == "selection failed: a tall picture"
     for one, two in zip(together, [opened.answer(*question, **SHORT) for question in asked], strict=True):
         assert_same(one, two)
-    strict = ARRCOCQwen(vlm.model, vlm.processor, Delicate(), budget=16, on_error="raise")
-    with pytest.raises(RuntimeError, match="a tall picture"):
-        list(strict.answer_many(asked, return_exceptions=True, **SHORT))
     told = []
     telling = ARRCOCQwen(vlm.model, vlm.processor, Delicate(), budget=16, on_error=told.append)
     assert [answer.tokens.used for answer in telling.answer_many(asked, **SHORT)] == [16, 96, 16]
     assert [str(error) for error in told] == ["a tall picture"]
+
+
+def refuse(error):
+    raise KeyError("refused") from error
+
+
+@pytest.mark.parametrize(("on_error", "expected"), [("raise", RuntimeError), (refuse, KeyError)])
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_an_error_of_a_selection_takes_the_place_of_its_answer(vlm, on_error, expected, batch_size):
+    asked = [(photo(96, 64), "what?"), (photo(64, 96), "what?"), (photo(80, 80), "which dog?")]
+    strict = ARRCOCQwen(vlm.model, vlm.processor, Delicate(), budget=16, on_error=on_error)
+    answers = list(strict.answer_many(asked, batch_size=batch_size, return_exceptions=True, **SHORT))
+    assert [type(answer) for answer in answers] == [Answer, expected, Answer]
+    stream = strict.answer_many(asked, batch_size=batch_size, **SHORT)
+    assert next(stream).text == answers[0].text
+    with pytest.raises(expected):
+        next(stream)
+
+
+def test_errors_that_belong_to_no_question_end_a_batch(vlm):
+    wide = ARRCOCLayer(ARRCOCConfig(hidden_size=vlm.selector.config.hidden_size * 2))
+    opened = ARRCOCQwen(vlm.model, vlm.processor, wide, budget=16, on_error="raise")
+    with pytest.raises(InvalidSelectorError, match="made for models of width"):
+        list(opened.answer_many([(photo(96, 64), "what?")] * 2, return_exceptions=True, **SHORT))
 
 
 def test_a_question_that_cannot_be_asked_costs_no_other(vlm, tmp_path):

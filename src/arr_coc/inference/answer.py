@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -398,7 +398,8 @@ class ARRCOCQwen(nn.Module):
         Pictures may have any sizes, and each question its own number of them. A batch takes one call of the vision
         encoder (in mode `"saccade"` one for the gestalts and one for the cells) and one of the language model.
         Meanwhile a thread reads `questions` and opens the picture files of the next batch. If the selection fails for
-        one question of a batch, each is asked alone, so that only this one keeps all tokens (see `on_error`).
+        one question of a batch, each is asked alone, so that only this one keeps all tokens, or raises (see
+        `on_error`).
 
         Memory: at most `2 * batch_size` questions have their pictures open, as `3 * height * width` bytes each. In mode
         `"saccade"` the statistics of each picture of a batch are on the device, 1.5 bytes a pixel (up to 6.5 if it has
@@ -413,7 +414,8 @@ class ARRCOCQwen(nn.Module):
             batch_size (`int`, *optional*, defaults to 8): questions in a batch.
             budget, mode, gaze, details: as in [`~ARRCOCQwen.answer`].
             return_exceptions (`bool`, *optional*, defaults to `False`): give the exception in place of the answer if a
-                question cannot be asked, as when its picture is damaged, and go on; otherwise it is raised.
+                question cannot be asked, as when its picture is damaged or `on_error` raises, and go on; otherwise it
+                is raised after the answers before it.
             max_new_tokens, do_sample, generation: as in `generate`.
 
         Returns:
@@ -479,10 +481,12 @@ class ARRCOCQwen(nn.Module):
             if alone:
                 return [error]
         else:
-            if not alone and settings.on_error != "raise":
-                with_images = replace(with_images, on_error=_stop_batch)
-            with suppress(_SelectionFailed):
-                return [*self._generate(inputs, mode, with_images, options)]
+            on_error = _tell(settings.on_error) if alone else _stop
+            try:
+                return [*self._generate(inputs, mode, replace(with_images, on_error=on_error), options)]
+            except _SelectionFailed as failed:
+                if alone:
+                    return [failed.error]
         # which question it was shows when each is asked alone
         return [self._answer_batch([conversation], mode, settings, options)[0] for conversation in conversations]
 
@@ -606,11 +610,31 @@ class ARRCOCQwen(nn.Module):
 
 
 class _SelectionFailed(Exception):
-    """The selection failed for some question of a batch."""
+    """The selection failed, and no tokens are to be kept instead."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
 
 
-def _stop_batch(error: Exception) -> NoReturn:
-    raise _SelectionFailed from error
+def _stop(error: Exception) -> NoReturn:
+    raise _SelectionFailed(error) from error
+
+
+def _tell(on_error: OnError) -> OnError:
+    """The same `on_error`, but what it raises can be told from errors that do not belong to one question."""
+    if on_error == "raise":
+        return _stop
+    if not callable(on_error):
+        return on_error
+
+    def call(error: Exception) -> None:
+        try:
+            on_error(error)
+        except Exception as raised:
+            _stop(raised)
+
+    return call
 
 
 def _try_to_open(asked: Asked) -> list[dict[str, Any]] | Exception:
