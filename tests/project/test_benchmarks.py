@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from arr_coc.evaluation.shapes import SHAPES
-from arr_coc.families import language_graph
+from arr_coc.families import language_graph, language_passes, room
 from arr_coc.families.encoder_graph import MOST_PATCHES
 
 ROOT = Path(__file__).parents[2] / "benchmarks"
@@ -139,28 +139,27 @@ def test_pages_show_the_committed_times(load):
 def test_the_docs_say_what_is_recorded_and_compute_a_room_as_the_code_does(monkeypatch):
     text = (ROOT.parent / "docs" / "performance.md").read_text()
     graphs = language_graph.LanguageGraphs(torch.nn.Module())
-    rooms = ", ".join(map(str, language_graph.ROOMS[:-1]))
+    rooms = ", ".join(map(str, room.ROOMS[:-1]))
     for said in (
-        f"steps of {language_graph.STEP} tokens, up to {language_graph.MOST_FIRST}",
-        f"room for {rooms} or {language_graph.ROOMS[-1]}",
+        f"steps of {language_passes.STEP} tokens, up to {language_passes.MOST_FIRST}",
+        f"room for {rooms} or {room.ROOMS[-1]}",
         f"{graphs.replay.limit} recordings, together",
         f"up to {MOST_PATCHES} patches",
     ):
         assert said in text
-    assert list(language_graph.APPENDED) == [1, 32, *range(64, 513, 64)]
+    assert list(language_passes.APPENDED) == [1, 32, *range(64, 513, 64)]
     assert "1, 32, or steps of 64 up to 512 tokens" in text
-    assert (language_graph.PATIENCE, language_graph.ROOM_SHARE, graphs.replay.limit_bytes) == (2, 1 / 16, 2**30)
+    assert (language_graph.PATIENCE, room.ROOM_SHARE, graphs.replay.limit_bytes) == (2, 1 / 16, 2**30)
     _, (_, _, layers, heads, kv_heads), _, _ = SHAPES["Qwen3-VL-8B"]
     config = SimpleNamespace(
         num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=128
     )
-    inner = SimpleNamespace(language_model=SimpleNamespace(config=config))
-    monkeypatch.setattr(language_graph, "Room", lambda shape, like: (shape, like.element_size()))
-    monkeypatch.setattr(language_graph, "_memory", lambda device: 2**40)
+    monkeypatch.setattr(room, "Room", lambda shape, like: (shape, like.element_size()))
+    monkeypatch.setattr(room, "_memory", lambda device: 2**40)
     like = torch.zeros(1, dtype=torch.bfloat16)
     # 529 tokens, 40 of text and the picture's two marks, in steps of 32, with room to go on
-    length = -(-(529 + 40 + 2) // language_graph.STEP) * language_graph.STEP + language_graph.SPARE
-    shape, size = graphs.room(inner, 1, length, like)
+    length = -(-(529 + 40 + 2) // language_passes.STEP) * language_passes.STEP + language_passes.SPARE
+    shape, size = graphs.rooms.find(config, 1, length, like)
     assert shape[4] == 768
     assert f"{math.prod(shape) * size:,} bytes" in text
     assert f"{math.prod(shape) * size / 2**20:.0f} MiB" in text

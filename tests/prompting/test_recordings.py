@@ -14,7 +14,7 @@ from transformers import DynamicCache
 
 from arr_coc import ARRCOCQwen, attach, create_selector
 from arr_coc.data.worlds import make_example, open_world, split_seed
-from arr_coc.families import language_graph, open_family
+from arr_coc.families import language_passes, open_family
 from arr_coc.families.language_graph import _graphs, replayed_passes
 from arr_coc.families.room import Room
 from arr_coc.inference.messages import make_messages
@@ -284,7 +284,7 @@ def test_two_models_keep_to_their_own_and_go_with_all_they_had(launches):
     assert not torch.allclose(expected[0], assert_same_answers(goes, data, 1)[0], atol=0.01)
     graphs, inner = _graphs[goes.model], ref(goes.model)
     needed = sum(weight.nbytes for weight in goes.parameters())
-    needed += sum(room.memory.nbytes for room in graphs._rooms.values())
+    needed += sum(room.memory.nbytes for room in graphs.rooms._rooms.values())
     graphs = ref(graphs)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -391,7 +391,7 @@ def test_without_memory_for_a_recording_the_answer_is_the_same(monkeypatch, capl
 
 def test_a_recording_that_waits_for_the_device_is_given_up(monkeypatch, caplog, launches):
     """A real failure in the middle of a recording, after which others are made as before."""
-    model, data, run = open_tiny("qwen3_vl"), prompt("qwen3_vl", IMAGE_PROMPT), language_graph._run
+    model, data, run = open_tiny("qwen3_vl"), prompt("qwen3_vl", IMAGE_PROMPT), language_passes._run
 
     def wait(*args):
         hidden = run(*args)
@@ -400,7 +400,7 @@ def test_a_recording_that_waits_for_the_device_is_given_up(monkeypatch, caplog, 
 
     with caplog.at_level(logging.WARNING, logger=cuda_graphs.logger.name):
         with monkeypatch.context() as patch:
-            patch.setattr(language_graph, "_run", wait)
+            patch.setattr(language_passes, "_run", wait)
             assert_same_answers(model, data, 2 * ROUNDS)
         assert len(caplog.records) == 2  # the prompt's, and a token's
         assert not recordings(model)

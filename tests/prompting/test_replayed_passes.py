@@ -28,9 +28,10 @@ from tiny_models import (
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
-from arr_coc import ARRCOCConfig, ARRCOCLayer, attach
-from arr_coc.families import language_graph, open_family
-from arr_coc.families.language_graph import _Lease, replayed_passes
+from arr_coc import ARRCOCConfig, ARRCOCLayer, attach, detach
+from arr_coc.families import language_graph, language_passes, open_family, room
+from arr_coc.families.language_graph import replayed_passes
+from arr_coc.families.language_passes import Lease
 from arr_coc.families.recordable import State, read_state, unchanged_modules
 from arr_coc.inference.session import Session
 from arr_coc.prompting.encodings import Encodings
@@ -56,7 +57,7 @@ def run_what_would_be_recorded(monkeypatch):
     monkeypatch.setattr(language_graph, "GraphCache", Eager)
     monkeypatch.setattr(language_graph, "_graphs", WeakKeyDictionary())
     monkeypatch.setattr(language_graph, "_is_on_cuda", lambda inner: True)
-    monkeypatch.setattr(language_graph, "may_replay", lambda tensor: not torch.is_grad_enabled())
+    monkeypatch.setattr(language_passes, "may_replay", lambda tensor: not torch.is_grad_enabled())
     with torch.no_grad():
         yield passes
 
@@ -129,7 +130,7 @@ def test_a_pass_returns_logits_keys_and_values_of_a_plain_one(opened, spec, pass
 
 def test_positions_features_and_levels_matter(model, monkeypatch):
     """The control of the test above: each of them, if wrong, shows in the logits."""
-    data, embed = inputs_for("qwen3_vl", IMAGE_PROMPT), _Lease._embed
+    data, embed = inputs_for("qwen3_vl", IMAGE_PROMPT), Lease._embed
     right = session(model).forward(data).result.logits
     changes = {
         "no features": lambda self, call: (embed(self, call._replace(features={}))[0], embed(self, call)[1]),
@@ -137,7 +138,7 @@ def test_positions_features_and_levels_matter(model, monkeypatch):
         "levels in another order": lambda self, call: (embed(self, call)[0], embed(self, call)[1][::-1]),
     }
     for change in changes.values():
-        monkeypatch.setattr(_Lease, "_embed", change)
+        monkeypatch.setattr(Lease, "_embed", change)
         assert not torch.allclose(session(model).forward(data).result.logits, right, atol=0.01)
     monkeypatch.undo()
 
@@ -178,14 +179,14 @@ def test_rows_of_a_padded_batch_are_decoded_alike(opened, passes):
 def test_the_mask_of_a_padded_batch_matters(model, monkeypatch):
     """The control of the test above."""
     data = inputs_for("qwen3_vl", IMAGE_PROMPT, TWO_IMAGES)
-    read = _Lease._read
+    read = Lease._read
 
     def forget_mask(self, kwargs):
         call = read(self, kwargs)
         return None if call is None else call._replace(mask=None if call.ids.shape[1] == 1 else call.mask)
 
     found = session(model).generate({**data, **GREEDY, "output_logits": True, "return_dict_in_generate": True}).result
-    monkeypatch.setattr(_Lease, "_read", forget_mask)
+    monkeypatch.setattr(Lease, "_read", forget_mask)
     wrong = session(model).generate({**data, **GREEDY, "output_logits": True, "return_dict_in_generate": True}).result
     assert not torch.allclose(found.logits[1], wrong.logits[1], atol=1e-3)
 
@@ -286,7 +287,7 @@ def test_a_cache_is_continued_by_hand(opened, passes):
 
 def in_room(model, cache):
     """Whether a cache shows memory that later calls write to."""
-    rooms = language_graph._graphs[model.model]._rooms.values()
+    rooms = language_graph._graphs[model.model].rooms._rooms.values()
     memory = {room.memory.untyped_storage().data_ptr() for room in rooms}
     return any(state.untyped_storage().data_ptr() in memory for state in states(cache))
 
@@ -332,7 +333,7 @@ def test_a_cache_that_was_cropped_in_the_call_is_its_own_too(opened):
 
 def test_without_a_copy_a_cache_would_change(model, monkeypatch):
     """The control of the test above."""
-    monkeypatch.setattr(_Lease, "end", lambda self: None)
+    monkeypatch.setattr(Lease, "end", lambda self: None)
     cache = DynamicCache()
     generate(model, inputs_for("qwen3_vl", IMAGE_PROMPT), past_key_values=cache)
     before = clones(cache)
@@ -378,7 +379,7 @@ def test_long_turns_after_long_prompts(opened, passes):
 
 def test_a_prompt_that_is_too_long_is_read_as_it_is(opened, passes, monkeypatch):
     _, model = opened
-    monkeypatch.setattr(language_graph, "MOST_FIRST", 64)
+    monkeypatch.setattr(language_passes, "MOST_FIRST", 64)
     for count, first in ((64, ["first"]), (65, [])):
         passes.clear()
         data = prompt_of(count)
@@ -388,8 +389,8 @@ def test_a_prompt_that_is_too_long_is_read_as_it_is(opened, passes, monkeypatch)
 
 def test_a_cache_that_outgrows_its_room_moves_to_the_next(opened, passes, monkeypatch):
     family, model = opened
-    monkeypatch.setattr(language_graph, "ROOMS", (40, 48, 56))
-    monkeypatch.setattr(language_graph, "SPARE", 8)
+    monkeypatch.setattr(room, "ROOMS", (40, 48, 56))
+    monkeypatch.setattr(language_passes, "SPARE", 8)
     data = inputs_for(family, IMAGE_PROMPT)  # 17 tokens with 5 of the picture
     options = {**LONG, "max_new_tokens": 50, "min_new_tokens": 50}
     caches = [DynamicCache(), DynamicCache()]
@@ -399,7 +400,7 @@ def test_a_cache_that_outgrows_its_room_moves_to_the_next(opened, passes, monkey
     ]
     assert torch.equal(*outs)
     assert_same_states(*caches)
-    assert [size for _, size, *_ in language_graph._graphs[model.model]._rooms] == [40, 48, 56]
+    assert [size for _, size, *_ in language_graph._graphs[model.model].rooms._rooms] == [40, 48, 56]
     assert 30 < len(passes) < 49  # the last ones fit nowhere
 
 
@@ -407,21 +408,21 @@ def test_rooms_that_would_be_too_large_are_not_made(opened, passes, monkeypatch,
     family, model = opened
     data = inputs_for(family, IMAGE_PROMPT)
     right = generate(model, data, False)
-    monkeypatch.setattr(language_graph, "ROOM_SHARE", 1e-9)
+    monkeypatch.setattr(room, "ROOM_SHARE", 1e-9)
     assert torch.equal(generate(model, data), right)
     assert not passes
     # enough for one room of one row: a batch of two gets none, and another length takes its place
-    monkeypatch.setattr(language_graph, "ROOMS", (1024,))
+    monkeypatch.setattr(room, "ROOMS", (1024,))
     rows = 2 * 3 * 2 * 16 * 4
-    monkeypatch.setattr(language_graph, "ROOM_SHARE", 1.5 * 1024 * rows / 2**34)
+    monkeypatch.setattr(room, "ROOM_SHARE", 1.5 * 1024 * rows / 2**34)
     assert torch.equal(generate(model, data), right)
     batch = inputs_for(family, IMAGE_PROMPT, IMAGE_PROMPT)
     assert torch.equal(*(generate(model, batch, graphs) for graphs in (True, False)))
     assert {rows for _, rows, _ in passes} == {1}
-    monkeypatch.setattr(language_graph, "ROOMS", (1024, 1280))
+    monkeypatch.setattr(room, "ROOMS", (1024, 1280))
     long = prompt_of(1100)
     assert torch.equal(*(generate(model, long, graphs) for graphs in (True, False)))
-    assert [size for _, size, *_ in language_graph._graphs[model.model]._rooms] == [1280]
+    assert [size for _, size, *_ in language_graph._graphs[model.model].rooms._rooms] == [1280]
     assert torch.equal(generate(model, data), right)
 
 
@@ -529,7 +530,7 @@ def test_a_call_that_ends_without_memory_leaves_no_lease(model, monkeypatch):
     def fail(self):
         raise torch.OutOfMemoryError("no memory for the copy")
 
-    monkeypatch.setattr(_Lease, "end", fail)
+    monkeypatch.setattr(Lease, "end", fail)
     with pytest.raises(torch.OutOfMemoryError):
         session(model).forward(inputs_for("qwen3_vl", IMAGE_PROMPT))
     assert language_graph._graphs[model.model].lease is None
@@ -644,11 +645,11 @@ def test_other_caches_are_left_alone():
     offloaded.offloading = True
     sliding = copy.deepcopy(config)
     sliding.layer_types, sliding.sliding_window = ["sliding_attention"] * 3, 4
-    assert language_graph._is_plain_cache(None)
-    assert language_graph._is_plain_cache(DynamicCache())
-    assert language_graph._is_plain_cache(DynamicCache(config=config))
+    assert language_passes._is_plain_cache(None)
+    assert language_passes._is_plain_cache(DynamicCache())
+    assert language_passes._is_plain_cache(DynamicCache(config=config))
     for cache in (offloaded, DynamicCache(config=sliding), object()):
-        assert not language_graph._is_plain_cache(cache)
+        assert not language_passes._is_plain_cache(cache)
 
 
 def test_positions_of_another_form_are_left_alone(model, passes):
@@ -844,7 +845,7 @@ def test_a_compiled_model_replays_some_passes_and_compiles_the_others(model, pas
         assert 0 < counters["calls_captured"] < 10  # of the head
         assert torch.equal(called.generate(**one, **GREEDY), tokens)
         passes.clear()
-        monkeypatch.setattr(language_graph, "MOST_FIRST", 8)  # a longer prompt
+        monkeypatch.setattr(language_passes, "MOST_FIRST", 8)  # a longer prompt
         torch.testing.assert_close(called(**one).logits, right, atol=1e-4, rtol=1e-4)
         assert not passes
         assert counters["calls_captured"] > 100  # the operations of the model's layers
@@ -945,7 +946,7 @@ def test_a_room_that_cannot_be_allocated_is_done_without(model, passes, monkeypa
         raise torch.OutOfMemoryError("no")
 
     data = inputs_for("qwen3_vl", IMAGE_PROMPT)
-    monkeypatch.setattr(language_graph, "Room", fail)
+    monkeypatch.setattr(room, "Room", fail)
     assert torch.equal(*(generate(model, data, graphs) for graphs in (True, False)))
     assert not passes
 
@@ -1057,3 +1058,14 @@ def test_what_cannot_be_recorded_runs_as_it_is_for_good(monkeypatch, caplog, err
     (record,) = caplog.records
     assert record.getMessage().endswith("so this runs without one: waits for the device")
     assert not cache._recordings
+
+
+def test_detach_gives_back_the_memory_of_recordings(opened, passes):
+    family, model = opened
+    data = inputs_for(family, IMAGE_PROMPT)
+    for _ in range(2):
+        with attach(model, ByScore(), budget=5, on_error="raise"):
+            model.generate(**data, **GREEDY)
+        assert model.model in language_graph._graphs  # for the next attachment
+        detach(model)
+        assert model.model not in language_graph._graphs

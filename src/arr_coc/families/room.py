@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
+
+# Places of a cache are rounded up to one of these.
+ROOMS = (512, 768, 1024, 2048, 4096, 8192)
+ROOM_SHARE = 1 / 16  # most of the device's memory that keys and values may take
 
 
 class Room:
@@ -88,3 +93,46 @@ class RoomLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def get_max_cache_shape(self) -> int:
         """The name of `get_max_length` in earlier versions."""
         return self.get_max_length()
+
+
+class Rooms:
+    """The rooms of one language model, together at most a share of the device's memory.
+
+    Args:
+        forget (`Callable`): called when rooms are given back.
+    """
+
+    def __init__(self, forget: Callable[[], None]) -> None:
+        self._forget = forget
+        self._rooms: dict[tuple[Any, ...], Room] = {}
+
+    def find(self, config: Any, rows: int, length: int, like: Tensor) -> Room | None:
+        """A room for so many rows and tokens; None if it would be too large.
+
+        Args:
+            config (`PreTrainedConfig`): of the language model.
+            rows, length (`int`): what it must hold.
+            like (`Tensor`): has its dtype and device.
+        """
+        size = next((size for size in ROOMS if size >= length), None)
+        if size is None:
+            return None
+        key = (rows, size, like.dtype, like.device)
+        if key not in self._rooms:
+            width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+            shape = (2, config.num_hidden_layers, rows, config.num_key_value_heads, size, width)
+            needed, limit = torch.Size(shape).numel() * like.element_size(), ROOM_SHARE * _memory(like.device)
+            if needed > limit:
+                return None
+            if needed + sum(room.memory.nbytes for room in self._rooms.values()) > limit:
+                self._rooms.clear()
+                self._forget()
+            try:
+                self._rooms[key] = Room(shape, like)
+            except torch.OutOfMemoryError:
+                return None
+        return self._rooms[key]
+
+
+def _memory(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 2**34

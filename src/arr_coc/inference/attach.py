@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from arr_coc.config import Grid, PromptBudget
 from arr_coc.families.family import open_family
+from arr_coc.families.language_graph import forget_recordings
 from arr_coc.gaze.plan import Gaze
 from arr_coc.inference.arguments import check_ids, check_text
 from arr_coc.inference.session import Run, Session
@@ -338,6 +339,9 @@ def _clean(target: Any) -> None:
 def detach(model: nn.Module) -> None:
     """Remove the attachment of a model whose handle was lost; a model without one stays as it is.
 
+    On CUDA, this also gives back the memory of its language model's recordings, which otherwise serve the next
+    attachment.
+
     Args:
         model (`nn.Module`): the model, with or without a wrapper around it.
 
@@ -359,6 +363,7 @@ def detach(model: nn.Module) -> None:
         if handle is not None:
             handle.remove()
         _clean(module)
+        forget_recordings(module)
 
 
 def attach(
