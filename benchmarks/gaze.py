@@ -40,6 +40,7 @@ SIZES = {1: (1024, 1024), 4: (2048, 2048), 12: (3008, 4032), 50: (6144, 8192), 2
 MOST_FULL = 13  # megapixels above which all tokens are not tried: the encoder's attention alone takes minutes
 WORDS = 40
 RECORDED = 4  # calls after which everything is recorded that will be
+PAUSE = 0.1  # seconds of rest before each call
 LENGTHS = (32, 1, 8, 128, 512)  # tokens of an answer
 FIRST: dict[str, Any] = {"use_cache": True, "logits_to_keep": 1}
 
@@ -163,7 +164,7 @@ def measure(model: Any, name: str, pixels: int, picture: torch.Tensor, clock: Cl
         calls["full"] = methods.full
     for call in (methods.saccade, methods.downsample, methods.texture) * RECORDED:
         call()
-    times = clock.compare(calls, repeats, 1)
+    times = clock.compare(calls, repeats, 1, PAUSE)
     if pixels <= MOST_FULL:
         calls["prune"] = methods.prune
         times |= clock.compare({"prune": methods.prune}, 5, RECORDED)
@@ -197,7 +198,7 @@ def measure_answers(
                 "downsample": partial(methods.downsample, length),
                 "full": partial(methods.full, length),
             }
-        for kind, seen in clock.compare(calls, repeats if length == lengths[0] else 3, 1).items():
+        for kind, seen in clock.compare(calls, repeats if length == lengths[0] else 3, 1, PAUSE).items():
             row = {"model": name, "megapixels": pixels, "method": kind, "tokens": length, "answer": seen}
             rows.append(row)
             print(f"{name} {length:4} tokens {kind:10} {json.dumps(row)}", flush=True)

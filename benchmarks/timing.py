@@ -51,9 +51,12 @@ class Clock:
         return found
 
     def compare(
-        self, calls: dict[str, Callable[[], object]], repeats: int, warm_up: int
+        self, calls: dict[str, Callable[[], object]], repeats: int, warm_up: int, pause: float = 0.0
     ) -> dict[str, dict[str, float | int]]:
-        """Time several calls in turn, so that a slow spell of the machine falls on all of them."""
+        """Time several calls in turn, so that a slow spell of the machine falls on all of them.
+
+        Before each, the machine rests for `pause` seconds: after a second of full load a GPU's clock is lower.
+        """
         for call in calls.values():
             for _ in range(warm_up):
                 call()
@@ -63,6 +66,7 @@ class Clock:
         try:
             for _ in range(repeats):
                 for name, call in calls.items():
+                    time.sleep(pause)
                     times[name].append(self.once(call))
         finally:
             gc.enable()
