@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from PIL import Image
 from simple_selector import PEERS
 from tiny_models import QWEN, inputs_for, tiny_model
 
@@ -19,7 +20,9 @@ from arr_coc import (
     prepare,
 )
 from arr_coc.data.sources import open_places
+from arr_coc.families import open_family
 from arr_coc.families.encoder_graph import _caches
+from arr_coc.gaze.source import NativeSource
 from arr_coc.inference.load import load_model
 from arr_coc.runtime.digest import PictureDigest
 from arr_coc.training.feature_cache import Features, write_features
@@ -277,3 +280,15 @@ def test_saccades_on_the_device_equal_those_of_the_cpu(native):
             found.append((prepared["position_ids"].cpu(), model(**prepared).logits.cpu()))
     assert torch.equal(found[0][0], found[1][0])
     torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-2, atol=1e-2)
+
+
+def test_a_picture_of_the_host_is_uploaded_once_and_looks_the_same():
+    chance = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (3, 200, 300), dtype=torch.uint8, generator=chance)  # no whole cells at the border
+    picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+    cut = open_family(tiny_model("qwen3_vl")).cut()
+    host, device = (NativeSource(picture, cut, torch.device(name)) for name in ("cpu", "cuda"))
+    assert isinstance(device.picture, torch.Tensor)
+    assert torch.equal(device.picture.cpu(), pixels)
+    cells = torch.tensor([3, 0, 7])
+    torch.testing.assert_close(device.patches(cells.cuda()).cpu(), host.patches(cells))

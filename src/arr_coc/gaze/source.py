@@ -21,6 +21,8 @@ from arr_coc.texture import coarsest_level, gestalt_octave
 
 # Most pixels that are held as floats at a time.
 STRIP_PIXELS = {"cpu": 2**21, "cuda": 2**26}
+# Most pixels of a picture in the host's memory that is uploaded as a whole, 3 bytes each.
+MOST_UPLOADED = 2**26
 
 
 class PictureSource(ABC):
@@ -107,6 +109,8 @@ class NativeSource(PictureSource):
         height, width = picture.shape[1:] if isinstance(picture, Tensor) else picture.size[::-1]
         cell = cut["patch_size"] * cut["merge_size"]
         super().__init__((1, -(-height // cell), -(-width // cell)), (height, width), cell, device)
+        if device.type == "cuda" and isinstance(picture, Image.Image) and height * width <= MOST_UPLOADED:
+            picture = _upload(picture, device)
         self.picture, self.cut = picture, dict(cut)
 
     def strip(self, top: int, bottom: int) -> Tensor:
@@ -145,6 +149,12 @@ class NativeSource(PictureSource):
             strip = _fill(strip, self.cell, strip.shape[2])
             pixels[in_row] = strip[:, :, along.cpu()[in_row]].permute(2, 0, 1, 3)  # [3, P, k, P] -> [k, 3, P, P]
         return pixels.to(self.device)
+
+
+def _upload(picture: Image.Image, device: torch.device) -> Tensor:
+    """Bytes `[3, H, W]` on a device, from memory that it reads by itself, so that the host goes on meanwhile."""
+    pinned = torch.from_numpy(np.array(picture)).pin_memory()  # [H, W, 3]
+    return pinned.to(device, non_blocking=True).permute(2, 0, 1).contiguous()
 
 
 @constant
