@@ -174,18 +174,28 @@ WAYS = {
 }
 
 
-def read_columns(model):
-    """The number of columns of each pass of the language model, from now on."""
-    columns = []
-    hook = lambda module, args, kwargs: columns.append(kwargs["inputs_embeds"].shape[1])  # noqa: E731
-    model.model.language_model.register_forward_pre_hook(hook, with_kwargs=True)
-    return columns
+@pytest.fixture(name="read_columns")
+def count_columns(monkeypatch):
+    """Lists the number of columns of each pass of a language model from now on; with hooks, nothing is reused."""
+
+    def count(model):
+        columns, cls = [], type(model.model.language_model)
+        plain = cls.forward
+
+        def counted(self, *args, **kwargs):
+            columns.append(kwargs["inputs_embeds"].shape[1])
+            return plain(self, *args, **kwargs)
+
+        monkeypatch.setattr(cls, "forward", counted)
+        return columns
+
+    return count
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
-def test_what_prompts_have_in_common_is_read_once(family, way):
+def test_what_prompts_have_in_common_is_read_once(family, way, read_columns):
     spec, name, settings = WAYS[way]
     if family == "llava" and "mode" in settings:
         pytest.skip("LLaVA 1.5 encodes whole pictures only")
@@ -213,7 +223,7 @@ def test_what_prompts_have_in_common_is_read_once(family, way):
 
 
 @torch.no_grad()
-def test_a_gestalt_that_stays_is_found_without_looking_at_values(monkeypatch):
+def test_a_gestalt_that_stays_is_found_without_looking_at_values(monkeypatch, read_columns):
     model, seen = tiny_model("qwen3_vl"), Encodings()
     layer, seen.prefix = ARRCOCLayer(ARRCOCConfig.for_model(model)).eval(), Prefix()
     settings = {**WAYS["gestalt stays"][2], "on_error": "raise"}
@@ -230,7 +240,7 @@ def test_a_gestalt_that_stays_is_found_without_looking_at_values(monkeypatch):
 
 
 @torch.no_grad()
-def test_only_what_is_the_same_is_reused(monkeypatch):
+def test_only_what_is_the_same_is_reused(monkeypatch, read_columns):
     """Another picture of the same size has the same ids and positions; its features tell it apart."""
     model, prefix = tiny_model("qwen3_vl"), Prefix()
     columns = read_columns(model)
@@ -292,6 +302,57 @@ def test_batches_and_linear_attention_read_the_whole_prompt():
             read = seen.prefix.tokens_read
             assert torch.equal(model.generate(**data, **GREEDY), expected)
         assert seen.prefix.tokens_read == 2 * read
+
+
+@pytest.mark.parametrize("way", ["full", "gestalt stays"])
+@torch.no_grad()
+def test_another_adapter_reads_the_whole_prompt(way):
+    peft = pytest.importorskip("peft", reason="comes with the dev extra")
+    spec, name, settings = WAYS[way]
+    model, seen = tiny_model("qwen3_vl"), Encodings()
+    selector, seen.prefix = create_selector(name or "grid"), Prefix()
+    config = peft.LoraConfig(r=4, target_modules=r".*language_model.*v_proj", init_lora_weights=False, lora_alpha=64)
+    model = peft.get_peft_model(model, config, "one")
+    model.add_adapter("two", config)
+    model.eval()
+    data, answers, read = inputs_for("qwen3_vl", spec), [], []
+    for adapter in ("one", "two", "two"):
+        model.set_adapter(adapter)
+        with attach(model, selector, on_error="raise", **settings):
+            expected = model.generate(**data, **GREEDY)
+        with attach(model, selector, on_error="raise", encoded=seen, **settings):
+            answers.append(model.generate(**data, **GREEDY))
+        assert torch.equal(answers[-1], expected)
+        read.append(seen.prefix.tokens_read - sum(read))
+    assert read[0] == read[1] > 1.5 * read[2]
+    assert not torch.equal(answers[0], answers[1])  # the control: adapters matter
+
+
+@torch.no_grad()
+def test_with_hooks_or_exchanged_weights_the_whole_prompt_is_read():
+    model, seen = tiny_model("qwen3_vl"), Encodings()
+    seen.prefix = Prefix()
+    data, read = inputs_for("qwen3_vl", IMAGE_PROMPT), []
+    projection = model.model.language_model.layers[0].self_attn.v_proj
+
+    def ask():
+        with attach(model, create_selector("full"), on_error="raise", encoded=seen):
+            model.generate(**data, **GREEDY)
+        read.append(seen.prefix.tokens_read - sum(read))
+
+    ask()
+    ask()
+    model(**data, output_hidden_states=True)  # leaves hooks of transformers behind, which only listen
+    ask()
+    ask()
+    projection.weight = torch.nn.Parameter(-projection.weight)
+    ask()
+    ask()
+    projection.register_forward_hook(lambda module, args, output: -output)
+    ask()
+    ask()
+    whole = read[0]
+    assert read == [whole, 1, whole, 1, whole, 1, whole, whole]
 
 
 class Cells(TokenSelector):

@@ -283,6 +283,58 @@ def test_an_encoder_that_learns_is_refused():
     ask(model, data, EncodingCache())
 
 
+TARGETS = {"qwen3_vl": r".*visual.*qkv", "llava": r".*vision_tower.*v_proj"}
+
+
+@pytest.mark.parametrize("family", TARGETS)
+@torch.no_grad()
+def test_adapters_have_entries_of_their_own(family, encoded):
+    peft = pytest.importorskip("peft", reason="comes with the dev extra")
+    model, data, cache = tiny_model(family), inputs_for(family, SMALL), EncodingCache()
+    configs = [
+        peft.LoraConfig(r=4, target_modules=TARGETS[family], init_lora_weights=False, lora_alpha=scale)
+        for scale in (16, 64)
+    ]
+    model = peft.get_peft_model(model, configs[0], "one")
+    model.add_adapter("two", configs[1])
+    model.eval()
+    for adapter in ("one", "two"):
+        model.set_adapter(adapter)
+        right = features(ask(model, data, None))
+        assert torch.equal(features(ask(model, data, cache)), right)
+    with model.disable_adapter():
+        assert torch.equal(features(ask(model, data, cache)), features(ask(model, data, None)))
+    assert (cache.hits, cache.misses, len(cache)) == (0, 3, 3)
+    model.set_adapter("one")  # what it made before is still there
+    encoded.clear()
+    found = features(ask(model, data, cache))
+    assert (cache.hits, len(encoded)) == (1, 0)
+    assert not torch.allclose(found, right, atol=1e-3)  # the control: adapters matter
+
+
+@torch.no_grad()
+def test_exchanged_weights_are_noticed_and_hooks_and_training_keep_nothing(caplog):
+    model, data, cache = tiny_model("qwen3_vl"), inputs_for("qwen3_vl", SMALL), EncodingCache()
+    before = features(ask(model, data, cache))
+    merger = model.model.visual.merger.linear_fc2
+    merger.weight = torch.nn.Parameter(2 * merger.weight)
+    after = features(ask(model, data, cache))
+    assert torch.equal(after, features(ask(model, data, None)))
+    assert not torch.allclose(after, before)
+    assert (cache.hits, len(cache)) == (0, 2)
+    hook = merger.register_forward_hook(lambda module, args, output: -output)
+    for _ in range(2):
+        assert torch.equal(features(ask(model, data, cache)), features(ask(model, data, None)))
+    assert len(caplog.records) == 1
+    assert "keeps nothing of this encoder, as its results may vary: it has hooks" in caplog.text
+    hook.remove()
+    assert torch.equal(features(ask(model, data, cache)), after)
+    assert cache.hits == 1
+    model.model.visual.train().requires_grad_(False)
+    ask(model, data, cache)
+    assert (cache.hits, len(cache)) == (1, 2)
+
+
 def test_settings_and_copies():
     for wrong in (0, -1, 1.5, True, "1GB"):
         with pytest.raises(ValueError, match="`limit_bytes` must be a whole number of at least 1"):

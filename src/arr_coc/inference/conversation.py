@@ -24,8 +24,9 @@ class Conversation:
 
     Each question continues from the keys and values of the one before as far as both prompts begin in the same way, if
     that is at least an eighth of the prompt: the text before the picture, in mode `saccade` also the gestalt if
-    saccades do not replace any of it, in mode `full` everything but the new question. The model must stay as it is
-    meanwhile. With beam search, for example, and with models that have linear attention, the whole prompt is read.
+    saccades do not replace any of it, in mode `full` everything but the new question. After a change of the language
+    model's adapters, with beam search, for example, and with models that have linear attention, the whole prompt is
+    read. The encoder must stay as it is meanwhile.
 
     Args:
         vlm (`ARRCOCQwen`): answers them.

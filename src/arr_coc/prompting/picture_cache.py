@@ -6,6 +6,7 @@ nobody needs to know: a prompt's pixels are looked up by their digest.
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections import OrderedDict
@@ -19,7 +20,10 @@ from torch import Tensor, nn
 
 from arr_coc.families.family import Family, Inputs
 from arr_coc.prompting.encodings import Encodings
+from arr_coc.prompting.model_state import read_model_state
 from arr_coc.runtime.digest import PictureDigest
+
+logger = logging.getLogger(__name__)
 
 
 class _Entry:
@@ -38,8 +42,12 @@ class EncodingCache:
 
     Pass it as `encoded` to [`prepare`], [`attach`] or [`ARRCOCQwen.answer`], from any number of threads. A prompt whose
     pictures were seen lately runs no vision encoder. All pictures of a prompt, in their order, are one entry, so
-    prepare prompts one by one and join them with [`collate_prepared`]. Models that learn are refused; call
-    [`~EncodingCache.clear`] after the weights of a model have changed.
+    prepare prompts one by one and join them with [`collate_prepared`].
+
+    What is kept belongs to the encoder's weights and active adapters: after another adapter was chosen, or weights were
+    put in the place of others, pictures are encoded again. Weights whose values change where they are cannot be
+    noticed, as by `load_state_dict`; call [`~EncodingCache.clear`] then. Encoders that learn are refused. Of an encoder
+    that is in training mode, compiled, or has hooks, nothing is kept, and the log says so once.
 
     Args:
         limit_bytes (`int`, *optional*, defaults to 1 GiB): what the entries may take together after each call, where
@@ -74,6 +82,7 @@ class EncodingCache:
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()  # the most recently used last
         self._lock = threading.Lock()
         self._digest = PictureDigest()
+        self._told = False  # that nothing is kept
 
     @property
     def nbytes(self) -> int:
@@ -108,7 +117,13 @@ class EncodingCache:
                 instead of the processor's pixels.
         """
         _check_frozen(family)
-        key = self._key(family, inputs, images)
+        states = tuple(map(read_model_state, _encoder(family)))
+        obstacle = next((state.obstacle for state in states if state.obstacle is not None), None)
+        if obstacle is not None:
+            self._keep_nothing(obstacle)
+            yield Encodings()
+            return
+        key = states, self._key(family, inputs, images)
         with self._lock:
             entry = self._entries.get(key)
             if entry is None or entry.model() is not family.target:
@@ -131,6 +146,14 @@ class EncodingCache:
             with self._lock:
                 entry.users -= 1
                 self._forget()
+
+    def _keep_nothing(self, obstacle: str) -> None:
+        """Count a call of which nothing can be kept, and say so once."""
+        with self._lock:
+            self.misses += 1
+            told, self._told = self._told, True
+        if not told:
+            logger.warning("an `EncodingCache` keeps nothing of this encoder, as its results may vary: %s", obstacle)
 
     def _key(self, family: Family, inputs: Inputs, images: Sequence[Image.Image | Tensor] | None) -> Hashable:
         model: Any = family.target
@@ -156,12 +179,16 @@ class EncodingCache:
                 total -= entry.nbytes
 
 
+def _encoder(family: Family) -> list[nn.Module]:
+    """The parts of a model that make features of pictures: all but the language model."""
+    return [part for name, part in family.inner.named_children() if name != "language_model"]
+
+
 def _check_frozen(family: Family) -> None:
     """Raise `ValueError` if the encoder of a model is learning: what it made before would be out of date."""
     if not family.target.training:
         return
-    language = set(map(id, family.inner.language_model.parameters()))
-    if any(weight.requires_grad and id(weight) not in language for weight in family.inner.parameters()):
+    if any(weight.requires_grad for part in _encoder(family) for weight in part.parameters()):
         raise ValueError(
             "an `EncodingCache` cannot serve an encoder that learns; freeze the encoder, call model.eval(), or leave "
             "out `encoded`"

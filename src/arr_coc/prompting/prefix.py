@@ -16,7 +16,9 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from arr_coc.families.family import Family, Inputs, read_levels
+from arr_coc.families.recordable import State
 from arr_coc.prompting.cache import Holding, append, drop, keep_first, mark_cache, piece_of, text_piece
+from arr_coc.prompting.model_state import read_model_state
 
 # The least share of a prompt that is worth reusing. On a CPU, reusing 2% takes 7% longer than reading the whole prompt,
 # reusing 47% takes 40% less time.
@@ -48,7 +50,11 @@ class _Read(NamedTuple):
 
 
 class Prefix:
-    """Keys and values of the last prompt, of one row. They are those of one model, which must not change meanwhile.
+    """Keys and values of the last prompt, of one row.
+
+    They belong to the weights and active adapters of the language model: after another adapter was chosen, or weights
+    were put in the place of others, the whole prompt is read. Weights whose values change where they are cannot be
+    noticed. With a language model in training mode, compiled, or with hooks, the whole prompt is read every time.
 
     Attributes:
         tokens_read (`int`): tokens of prompts that the language model read.
@@ -56,6 +62,7 @@ class Prefix:
 
     def __init__(self) -> None:
         self.tokens_read = 0
+        self._state: State | None = None  # of the language model, when it was read
         self._last: _Read | None = None
         self._reading: _Read | None = None  # what the call that goes on now will have read
 
@@ -78,7 +85,11 @@ class Prefix:
             holding (`Holding`, *optional*): what a cache of the whole prompt holds; None if nobody knows beforehand.
         """
         self._reading, changed, common = None, dict[str, Any](), 0
-        if holding is not None and "mm_encoder_outputs" in inputs and _is_plain(family, arguments):
+        state = read_model_state(family.inner.language_model)
+        if state != self._state:
+            self._state, self._last = state, None
+        known = state.obstacle is None and "mm_encoder_outputs" in inputs
+        if holding is not None and known and _is_plain(family, arguments):
             go_on = self._continue if holding.beginning is None else self._continue_beginning
             changed, common = go_on(family, inputs, holding)
         self.tokens_read += inputs["input_ids"].numel() - common
