@@ -201,6 +201,17 @@ class Family:
         """The features of each picture in the form of the model's encoder output."""
         raise self._not_implemented("wrap")
 
+    def join(self, pictures: Sequence[Encoded]) -> Any:
+        """Pictures, one after the other, in the form of the model's encoder output; see [`split_pictures`]."""
+        levels = [list(level) for level in zip(*(picture.deepstack for picture in pictures), strict=True)]
+        return self.wrap([picture.features for picture in pictures], levels)
+
+    def option(self, arguments: Inputs, name: str) -> Any:
+        """An option of a call of `generate`: as it was passed, otherwise that of the generation config."""
+        if arguments.get(name) is not None:
+            return arguments[name]
+        return getattr(arguments.get("generation_config") or self.target.generation_config, name, None)
+
     def _not_implemented(self, method: str) -> IncompleteFamilyError:
         return IncompleteFamilyError(
             f"{type(self).__name__} does not implement `{method}`; define it in the subclass of `Family`"
@@ -302,6 +313,12 @@ def _own_parts(module: nn.Module) -> dict[str, nn.Module]:
 def read_levels(output: Any) -> tuple[Tensor, ...]:
     """Merged tokens `[N, D]` from an encoder's output, then its DeepStack levels."""
     return flat(output.pooler_output), *map(flat, getattr(output, "deepstack_features", None) or ())
+
+
+def split_pictures(output: Any) -> list[Encoded]:
+    """Each picture of an encoder output that [`Family.wrap`] has made."""
+    levels = (output.pooler_output, *(getattr(output, "deepstack_features", None) or ()))
+    return [Encoded(features, tuple(deepstack)) for features, *deepstack in zip(*levels, strict=True)]
 
 
 def flat(values: Any) -> Tensor:

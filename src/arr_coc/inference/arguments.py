@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -100,13 +101,7 @@ def visual_ids(family: Family, device: torch.device) -> Tensor:
 
 def check_generation(family: Family, arguments: Inputs) -> None:
     """Raise `ValueError` for a way to generate that would lose pictures or true positions."""
-    ids = check_ids(arguments)
-    config = arguments.get("generation_config") or family.target.generation_config
-
-    def option(name: str) -> Any:
-        value = arguments.get(name)
-        return getattr(config, name, None) if value is None else value
-
+    ids, option = check_ids(arguments), partial(family.option, arguments)
     if family.needs_cache and option("use_cache") is False:
         raise ValueError(f"{type(family).__name__} keeps true positions only with a cache; drop use_cache=False")
     for name, message in _LOSING_PICTURES.items():
@@ -122,12 +117,11 @@ def check_generation(family: Family, arguments: Inputs) -> None:
 
 def adjust_limits(family: Family, arguments: Inputs, difference: int) -> dict[str, Any]:
     """`max_length` and `min_length` for the shorter prompt: both count the prompt's tokens."""
-    config = arguments.get("generation_config") or family.target.generation_config
     limits = {}
     for name in ("max_length", "min_length"):
         limit = arguments.get(name)
-        if limit is None and arguments.get("max_new_tokens") is None and config.max_new_tokens is None:
-            default = getattr(config, name)
+        if limit is None and family.option(arguments, "max_new_tokens") is None:
+            default = family.option(arguments, name)
             limit = default if default is not None and default > arguments["input_ids"].shape[1] else None
         if limit is not None:
             limits[name] = limit + difference
@@ -189,10 +183,9 @@ def show_full_prompt(family: Family, arguments: Inputs, length: int) -> dict[str
         shown["streamer"] = FullPromptStreamer(arguments["streamer"], prompt)
     allowed = arguments.get("prefix_allowed_tokens_fn")
     if allowed is not None:
-        config = arguments.get("generation_config") or family.target.generation_config
-        beams = arguments.get("num_beams") or config.num_beams or 1
+        beams = family.option(arguments, "num_beams") or 1
         # beams of a row share its number; samples of a row have numbers of their own
-        copies = 1 if beams > 1 else arguments.get("num_return_sequences") or config.num_return_sequences or 1
+        copies = 1 if beams > 1 else family.option(arguments, "num_return_sequences") or 1
 
         def allow(row: int, input_ids: Tensor) -> Any:
             begin = prompt[row // copies].to(input_ids.device)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from arr_coc.families.family import Family
+from arr_coc.families.family import Family, split_pictures
 from arr_coc.inference.prepared import Prepared
 from arr_coc.inference.session import Run, Session
 from arr_coc.prompting.cache import Holding, Role
@@ -141,11 +141,7 @@ def _join_features(family: Family, encoded: Sequence[dict[str, Any]]) -> dict[st
     """Features of all pictures of each kind, row by row, on every level."""
     joined = {}
     for kind in family.kinds:
-        outputs = [output[kind] for output in encoded if kind in output]
-        if outputs:
-            features = [picture for output in outputs for picture in output.pooler_output]
-            # for each prompt its levels, each a list of pictures
-            deepstack = [getattr(output, "deepstack_features", None) or () for output in outputs]
-            levels = [[picture for part in level for picture in part] for level in zip(*deepstack, strict=True)]
-            joined[kind] = family.wrap(features, levels)
+        pictures = [picture for output in encoded if kind in output for picture in split_pictures(output[kind])]
+        if pictures:
+            joined[kind] = family.join(pictures)
     return joined

@@ -400,8 +400,7 @@ def _join_features(family: Family, pieces: Sequence[Piece]) -> dict[str, Any]:
         by_row = zip(*(piece.features[kind] for piece in pieces if kind in piece.features), strict=True)
         rows = [encoded for row in by_row for encoded in row if len(encoded.features)]
         if rows:
-            levels = [list(level) for level in zip(*(encoded.deepstack for encoded in rows), strict=True)]
-            outputs[kind] = family.wrap([encoded.features for encoded in rows], levels)
+            outputs[kind] = family.join(rows)
     return outputs
 
 

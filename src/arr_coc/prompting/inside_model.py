@@ -110,15 +110,10 @@ def check_inside(family: Family, selector: LanguageSelector, settings: Settings)
 
 def check_decoding(family: Family, selector: LanguageSelector, kwargs: Inputs) -> None:
     """Raise `ValueError` for ways to decode that need the same length in all layers of the cache."""
-    config = kwargs.get("generation_config") or family.target.generation_config
-    use_cache, lookup_tokens = (
-        getattr(config, name, None) if kwargs.get(name) is None else kwargs[name]
-        for name in ("use_cache", "prompt_lookup_num_tokens")
-    )
     name = selector_name(selector)
-    if use_cache is False:
+    if family.option(kwargs, "use_cache") is False:
         raise ValueError(f"{name!r} keeps its choice of tokens in the cache; drop use_cache=False")
-    if lookup_tokens or kwargs.get("assistant_model") is not None:
+    if family.option(kwargs, "prompt_lookup_num_tokens") or kwargs.get("assistant_model") is not None:
         raise ValueError(f"{name!r} decodes one token at a time; drop `assistant_model` and `prompt_lookup_num_tokens`")
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from arr_coc.families.family import Family, Inputs, read_levels
+from arr_coc.families.family import Encoded, Family, Inputs, read_levels, split_pictures
 from arr_coc.families.recordable import State
 from arr_coc.prompting.cache import Holding, append, drop, keep_first, mark_cache, piece_of, text_piece
 from arr_coc.prompting.model_state import read_model_state
@@ -104,17 +104,17 @@ class Prefix:
             0 if beginning is None or last is None or not beginning.same(last.holding.beginning) else beginning.length
         )
         if last is None or beginning is None or common < WORTH * holding.length:
-            cache, common = DynamicCache(config=family.config.get_text_config(decoder=True)), 0
-            if any(type(layer) is not DynamicLayer for layer in cache.layers):
+            cache = _open_cache(family)
+            if cache is None:
                 return {}, 0
             self._reading = _Read(cache, holding, features)
             return {"past_key_values": cache}, 0
         keep_first(last.cache, common)
         self._reading = _Read(last.cache, holding, features)
-        output = inputs["mm_encoder_outputs"]["image"]
-        levels = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
-        new = [[level[0][beginning.gestalt :], *level[1:]] for level in levels]  # only of the first picture
-        return {"past_key_values": last.cache, "mm_encoder_outputs": {"image": family.wrap(new[0], new[1:])}}, common
+        first, *rest = split_pictures(inputs["mm_encoder_outputs"]["image"])
+        known = beginning.gestalt
+        new = Encoded(first.features[known:], tuple(level[known:] for level in first.deepstack))
+        return {"past_key_values": last.cache, "mm_encoder_outputs": {"image": family.join([new, *rest])}}, common
 
     def _continue(self, family: Family, inputs: Inputs, holding: Holding) -> tuple[dict[str, Any], int]:
         """The changed arguments, and the number of tokens that are not read again."""
@@ -127,9 +127,9 @@ class Prefix:
             cache = last.cache
             drop(family, cache, torch.arange(last.holding.length, device=last.holding.mask.device)[None] < common)
         else:
-            cache = DynamicCache(config=family.config.get_text_config(decoder=True))
-            if any(type(layer) is not DynamicLayer for layer in cache.layers):
-                return {}, 0  # from linear attention, for one, nothing can be dropped for the next prompt
+            cache = _open_cache(family)
+            if cache is None:
+                return {}, 0
             mark_cache(cache, holding.nothing())
         added, _ = append(family, cache, piece_of(family, inputs, holding, common), decode=True)
         self._reading = _Read(cache, holding, features)
@@ -147,14 +147,14 @@ class Prefix:
 
 def _is_plain(family: Family, arguments: Inputs) -> bool:
     """Whether a call of `generate` reads one row and decodes it token by token, greedily or by sampling."""
-    config = arguments.get("generation_config") or family.target.generation_config
-
-    def option(name: str) -> Any:
-        value = arguments.get(name)
-        return getattr(config, name, None) if value is None else value
-
     one_row = len(arguments["input_ids"]) == 1 and not family.target.training
-    return one_row and all(option(name) in allowed for name, allowed in _PLAIN.items())
+    return one_row and all(family.option(arguments, name) in allowed for name, allowed in _PLAIN.items())
+
+
+def _open_cache(family: Family) -> DynamicCache | None:
+    """An empty cache; None if nothing could be dropped from it for the next prompt, as with linear attention."""
+    cache = DynamicCache(config=family.config.get_text_config(decoder=True))
+    return cache if all(type(layer) is DynamicLayer for layer in cache.layers) else None
 
 
 def _count_common(family: Family, last: _Read, holding: Holding, features: dict[str, tuple[Tensor, ...]]) -> int:
