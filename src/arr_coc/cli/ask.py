@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,7 +75,8 @@ def ask(
             wrong = [name for name, value in unused.items() if value]
             if wrong:
                 raise ValueError(f"--batch asks what is in {batch} and writes JSON lines; drop {wrong[0]}")
-            _answer_batch(batch, out, batch_size or BATCH_SIZE, model, selector, mode, tokens, device)
+            size = batch_size or BATCH_SIZE
+            _answer_batch(partial(answer_file, batch, out, size, model, selector, mode, tokens, device), out)
             return
         if image is None or question is None:
             missing = "IMAGE" if image is None else "QUESTION"
@@ -91,19 +94,10 @@ def ask(
         _print_answer(facts, overlay)
 
 
-def _answer_batch(
-    batch: Path,
-    out: Path | None,
-    batch_size: int,
-    model: str | None,
-    selector: str | None,
-    mode: str,
-    budget: Budget | None,
-    device: str,
-) -> None:
+def _answer_batch(answer: Callable[[], tuple[int, int]], out: Path | None) -> None:
     """Answer a file of questions, and say how it ended."""
     try:
-        total, failed = answer_file(batch, out, batch_size, model, selector, mode, budget, device)
+        total, failed = answer()
     except KeyboardInterrupt:
         how = "give --out to be able to continue" if out is None else f"the same command continues {out}"
         typer.echo(f"stopped; {how}", err=True)
