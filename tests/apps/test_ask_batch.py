@@ -183,8 +183,8 @@ def test_a_picture_that_cannot_be_read_costs_its_own_line_only(ask, tmp_path):
     tall.write_bytes(saved)
     write_rows(tmp_path / "answers.jsonl", rows[::2])
     assert ask("--out", "answers.jsonl").exit_code == 0
-    mended = {row["id"]: row for row in read_rows(tmp_path / "answers.jsonl")}
-    assert mended == {row["id"]: row for row in whole}
+    # the file has the order of answering
+    assert read_rows(tmp_path / "answers.jsonl") == [*whole[::2], *whole[1::2]]
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_mistakes_in_the_file_are_one_line_with_their_number(ask, tmp_path, cont
         (("--out", "data"), "cannot be written: it is a folder"),
         (("--out", "nowhere/answers.jsonl"), "cannot be written: its folder is missing"),
         (("--out", "notes.txt"), "notes.txt is damaged"),
-        (("--out", "note.txt"), "note.txt is damaged"),
+        (("--out", "note.txt"), "note.txt is damaged (a line is no JSON object); remove it, or give another --out"),
         (("--out", "other.jsonl"), "answers other questions than data/questions.jsonl (id 'line 1')"),
         (("--overlay", "seen.png"), "drop --overlay"),
         (("--json",), "drop --json"),

@@ -114,7 +114,7 @@ def read_answers(
         raise ValueError(f"{out} is the file of questions itself; give another --out")
     asked = {question.id: question for question in questions}
     known: dict[str, dict[str, Any]] = {}
-    for row in recover_rows(out):
+    for row in recover_rows(out, "remove it, or give another --out"):
         name = str(row.get("id"))
         if name not in asked or row.get("question") != asked[name].text or row.get("image") != asked[name].image:
             raise ValueError(f"{out} answers other questions than {file} (id {name!r}); give another --out")

@@ -80,15 +80,18 @@ class Store:
         write_aside(path, json.dumps({**settings, **(about or {})}, indent=1) + "\n")
         known = {field.name for field in fields(Record)}
         self.records: dict[Key, Record] = {}
-        for row in recover_rows(directory / RECORDS):
+        for row in self._recover(RECORDS):
             record = Record(**{name: value for name, value in row.items() if name in known})
             self.records[record.key] = record
         self.times: dict[tuple[str, str], dict[str, Any]] = {
-            (row["selector"], row["budget"]): row for row in recover_rows(directory / TIMES)
+            (row["selector"], row["budget"]): row for row in self._recover(TIMES)
         }
         self.missing: dict[tuple[str, str], str] = {
-            (row["task"], row["item"]): row["why"] for row in recover_rows(directory / MISSING)
+            (row["task"], row["item"]): row["why"] for row in self._recover(MISSING)
         }
+
+    def _recover(self, name: str) -> list[dict[str, Any]]:
+        return recover_rows(self.directory / name, "remove it, or give another --out")
 
     def add(self, records: Iterable[Record]) -> None:
         """Append the records that the store does not have yet."""

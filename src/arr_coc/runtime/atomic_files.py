@@ -37,10 +37,14 @@ def append_lines(path: Path, lines: Sequence[str]) -> None:
             os.fsync(file.fileno())
 
 
-def recover_rows(path: Path) -> list[dict[str, Any]]:
+def recover_rows(path: Path, remedy: str) -> list[dict[str, Any]]:
     """Read all rows of a file of JSON lines; a last line cut short by a killed process is removed from the file.
 
     A file of another kind is refused and left as it is.
+
+    Args:
+        path (`Path`): the file; it may be missing.
+        remedy (`str`): what its user can do about a damaged one, to end the error's line.
     """
     if not path.exists():
         return []
@@ -51,7 +55,7 @@ def recover_rows(path: Path) -> list[dict[str, Any]]:
         if not all(isinstance(row, dict) for row in rows) or (cut and not cut.startswith(b"{")):
             raise ValueError("a line is no JSON object")
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); remove it, or give another --out") from None
+        raise ValueError(f"{path} is damaged ({error}); {remedy}") from None
     if cut:
         write_aside(path, b"".join(lines).decode())
     return rows
