@@ -1,8 +1,10 @@
 """Copies of a model's layers that do the same with less work, where rounding may differ from the original's last bit.
 
 They share every weight with the model, which stays as it is. Attention takes what is attended to from masks, so that
-lengths are fixed; its functions are registered with transformers under names of their own. Norms run as one kernel
-instead of seven.
+lengths are fixed. Norms run as one kernel instead of seven.
+
+Importing this file registers two attention functions with transformers. That changes no model: they have names of their
+own, replace none that was there, and only a config that names them uses them, which the copies here alone do.
 """
 
 from __future__ import annotations
