@@ -365,9 +365,9 @@ def test_process_gives_the_json_of_this_process(pictures):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("picture", ["missing.png", "cut.tiff"])
-def test_process_ends_with_one_line_and_exit_code_two(pictures, picture):
-    result = run_process("look", pictures / picture, QUESTION, "--out", "drawn.png")
+def test_process_ends_with_one_line_and_exit_code_two(pictures):
+    # libtiff would write to the process's own stderr; other errors are seen without a process
+    result = run_process("look", pictures / "cut.tiff", QUESTION, "--out", "drawn.png")
     assert result.returncode == 2
     assert result.stdout == ""
     assert re.fullmatch(r"error: [^\n]+\n", result.stderr)

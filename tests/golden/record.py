@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from arr_coc import (
 )
 from arr_coc.cli import app
 from arr_coc.data.worlds import list_worlds, make_example, split_seed
+from arr_coc.inference.load import load_selector
 
 RECORD = Path(__file__).with_name("record.json")
 TOLERANCE = 1e-5
@@ -94,8 +96,8 @@ def embedded() -> dict[str, Any]:
                 facts["tensions"] = floats(answer.output.tensions)
             found[f"{name} {mode} {budget}"] = facts
     for selector in UNTOLD:
-        made = "arr-coc" if selector == "arr-coc" else create_selector(selector)
-        other = ARRCOCQwen.from_pretrained(selector=made)
+        made = load_selector("arr-coc", vlm.model) if selector == "arr-coc" else create_selector(selector)
+        other = ARRCOCQwen(vlm.model, vlm.processor, made)
         for name in ("shapes.png", "camouflage"):
             answer = other.answer(*asked[name], budget=0.2, max_new_tokens=12)
             found[f"{name} by {selector}"] = {
@@ -203,18 +205,20 @@ def commands() -> dict[str, Any]:
     return {"ask": asked, "look": looked, "compare": compared}
 
 
-def make() -> dict[str, Any]:
-    """The whole record."""
+PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "embedded": lambda folder: embedded(),
+    "tiny": lambda folder: tiny(),
+    "training": training,
+    "evaluation": evaluation,
+    "commands": lambda folder: commands(),
+}
+
+
+def make(part: str) -> dict[str, Any]:
+    """A part of the record."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        return {
-            "embedded": embedded(),
-            "tiny": tiny(),
-            "training": training(folder),
-            "evaluation": evaluation(folder),
-            "commands": commands(),
-        }
+        return PARTS[part](Path(place))
 
 
 def differences(before: Any, now: Any, where: str = "") -> list[str]:
@@ -235,7 +239,7 @@ def differences(before: Any, now: Any, where: str = "") -> list[str]:
 
 def main() -> int:
     """Compare, or write."""
-    now = make()
+    now = {part: make(part) for part in PARTS}
     if "--write" in sys.argv:
         RECORD.write_text(json.dumps(now, separators=(",", ":"), sort_keys=True) + "\n", encoding="utf-8")
         print(f"{RECORD.name}: {RECORD.stat().st_size:,} bytes")
