@@ -106,6 +106,7 @@ def read_answers(
     out: Path, file: Path, questions: Sequence[Question], settings: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
     """Rows by id that an earlier run has written; those of other questions or settings are refused."""
+    from arr_coc.evaluation.records import check_started
     from arr_coc.runtime.atomic_files import recover_rows
 
     if out.is_dir() or not out.absolute().parent.is_dir():
@@ -118,12 +119,7 @@ def read_answers(
         name = str(row.get("id"))
         if name not in asked or row.get("question") != asked[name].text or row.get("image") != asked[name].image:
             raise ValueError(f"{out} answers other questions than {file} (id {name!r}); give another --out")
-        for setting, value in settings.items():
-            if row.get(setting) != value:
-                raise ValueError(
-                    f"{out} was started with {setting} {row.get(setting)!r}, got {value!r}; use the same value, or "
-                    "give another --out"
-                )
+        check_started(out, row, settings)
         known[name] = row
     return known
 

@@ -55,6 +55,16 @@ class Record:
         return json.dumps({name: value for name, value in asdict(self).items() if value is not None})
 
 
+def check_started(path: Path, started: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Raise `ValueError` if results in a file or folder were made with other settings than a run that continues it."""
+    for name, value in settings.items():
+        if started.get(name) != value:
+            raise ValueError(
+                f"{path} was started with {name} {started.get(name)!r}, got {value!r}; "
+                "use the same value, or give another --out"
+            )
+
+
 class Store:
     """A directory of results.
 
@@ -70,12 +80,7 @@ class Store:
         path = directory / RUN
         if path.exists():
             saved = json.loads(path.read_text(encoding="utf-8"))
-            for name, value in settings.items():
-                if saved.get(name) != value:
-                    raise ValueError(
-                        f"{directory} was started with {name} {saved.get(name)!r}, got {value!r}; "
-                        "use the same value, or give another --out"
-                    )
+            check_started(directory, saved, settings)
         directory.mkdir(parents=True, exist_ok=True)
         write_aside(path, json.dumps({**settings, **(about or {})}, indent=1) + "\n")
         known = {field.name for field in fields(Record)}
