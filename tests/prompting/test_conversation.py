@@ -352,7 +352,7 @@ def test_with_hooks_or_exchanged_weights_the_whole_prompt_is_read():
     ask()
     ask()
     whole = read[0]
-    assert read == [whole, 1, whole, 1, whole, 1, whole, whole]
+    assert read == [whole, 1, 1, 1, whole, 1, whole, whole]
 
 
 class Cells(TokenSelector):

@@ -1069,3 +1069,13 @@ def test_detach_gives_back_the_memory_of_recordings(opened, passes):
         assert model.model in language_graph._graphs  # for the next attachment
         detach(model)
         assert model.model not in language_graph._graphs
+
+
+def test_hooks_that_only_listen_are_no_obstacle(model, passes):
+    """Transformers leaves them behind once somebody asked for hidden states."""
+    data = inputs_for("qwen3_vl", IMAGE_PROMPT)
+    right = generate(model, data, False)
+    model(**data, output_hidden_states=True)
+    assert any(part._forward_hooks for part in model.model.language_model.modules())
+    assert torch.equal(generate(model, data), right)
+    assert kinds(passes)[0] == "first"

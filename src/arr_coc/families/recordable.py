@@ -1,4 +1,5 @@
-"""Whether a recording can stand in for a module: its result must depend on its inputs and its weights alone."""
+"""Whether what a module made before, or a recording of it, can stand in for it: its results must depend on its inputs
+and weights alone."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ from typing import Any, NamedTuple
 from torch import nn
 
 _SIGNS = {"_hf_hook", "_compiled_call_impl", "forward"}  # attributes that other tools set
+# Hooks of this module collect outputs for who asks for them, and change nothing. They stay for good once that was done.
+_LISTENERS = "transformers.utils.output_capturing"
 
 
 class State(NamedTuple):
@@ -40,7 +43,21 @@ def unchanged_modules() -> Iterator[None]:
 
 
 def read_state(root: nn.Module) -> State:
-    """What a recording of a module depends on besides its inputs."""
+    """What the results of a module depend on besides its inputs, or why that cannot be known.
+
+    Example:
+
+    ```python
+    >>> from torch import nn
+    >>> from arr_coc.families.recordable import read_state
+    >>> module = nn.Linear(2, 2).eval()
+    >>> before = read_state(module)
+    >>> module.weight = nn.Parameter(module.weight.detach().clone())
+    >>> before == read_state(module), read_state(module.train()).obstacle
+    (False, 'it is in training mode')
+
+    ```
+    """
     known = _known.get()
     if known is None:
         return _look_through(root)
@@ -84,7 +101,8 @@ def _find_obstacle(own: dict[str, Any]) -> str | None:
         return "it is compiled"
     if own.get("training"):
         return "it is in training mode"
-    if own["_forward_hooks"] or own["_forward_pre_hooks"]:
+    hooks = (*own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values())
+    if any(getattr(hook, "__module__", None) != _LISTENERS for hook in hooks):
         return "it has hooks"
     if own.get("_hf_hook") is not None:
         return "it has hooks of accelerate"

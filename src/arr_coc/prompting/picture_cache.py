@@ -19,8 +19,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from arr_coc.families.family import Family, Inputs
+from arr_coc.families.recordable import read_state
 from arr_coc.prompting.encodings import Encodings
-from arr_coc.prompting.model_state import read_model_state
 from arr_coc.runtime.digest import PictureDigest
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class EncodingCache:
                 instead of the processor's pixels.
         """
         _check_frozen(family)
-        states = tuple(map(read_model_state, _encoder(family)))
+        states = tuple(map(read_state, _encoder(family)))
         obstacle = next((state.obstacle for state in states if state.obstacle is not None), None)
         if obstacle is not None:
             self._keep_nothing(obstacle)

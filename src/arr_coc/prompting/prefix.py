@@ -16,9 +16,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from arr_coc.families.family import Encoded, Family, Inputs, read_levels, split_pictures
-from arr_coc.families.recordable import State
+from arr_coc.families.recordable import State, read_state
 from arr_coc.prompting.cache import Holding, append, drop, keep_first, mark_cache, piece_of, text_piece
-from arr_coc.prompting.model_state import read_model_state
 
 # The least share of a prompt that is worth reusing. On a CPU, reusing 2% takes 7% longer than reading the whole prompt,
 # reusing 47% takes 40% less time.
@@ -85,7 +84,7 @@ class Prefix:
             holding (`Holding`, *optional*): what a cache of the whole prompt holds; None if nobody knows beforehand.
         """
         self._reading, changed, common = None, dict[str, Any](), 0
-        state = read_model_state(family.inner.language_model)
+        state = read_state(family.inner.language_model)
         if state != self._state:
             self._state, self._last = state, None
         known = state.obstacle is None and "mm_encoder_outputs" in inputs
