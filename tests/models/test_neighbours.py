@@ -4,6 +4,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import itertools
 import pickle
 import threading
 import types
@@ -320,10 +321,18 @@ def open_trainer(cls, model, data, directory, **settings):
     return cls(model=model, args=args, data_collator=lambda batch: labelled(data), **extra)
 
 
+def trained():
+    """Each family with each trainer and each precision; Qwen3-VL also with every pair of these."""
+    for family in FAMILIES:
+        for trainer, bf16 in itertools.product((transformers.Trainer, "trl"), (False, True)):
+            if family == "qwen3_vl" or bf16 == (trainer == "trl"):
+                names = (family, "SFTTrainer" if trainer == "trl" else "Trainer", "bf16" if bf16 else "float32")
+                yield pytest.param(family, trainer, bf16, id="-".join(names))
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the trainers
-@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
-@pytest.mark.parametrize("trainer", [transformers.Trainer, "trl"], ids=["Trainer", "SFTTrainer"])
+@pytest.mark.parametrize(("family", "trainer", "bf16"), list(trained()))
 @pytest.mark.parametrize("order", ["attach first", "trainer first", "trained inside"])
 def test_trainers(family, model, data, tmp_path, trainer, order, bf16):
     expected, read = short(model, data), read_lengths(model)
