@@ -255,7 +255,8 @@ def _run(
 
 def _extend(values: Tensor, size: int) -> Tensor:
     """Values `[..., n, D]` with zeros after them, up to `size`."""
-    return F.pad(values, (0, 0, 0, size - values.shape[-2]))
+    missing = size - values.shape[-2]
+    return F.pad(values, (0, 0, 0, missing)) if missing else values
 
 
 def _is_plain_cache(cache: Any) -> bool:
