@@ -25,9 +25,9 @@ import torch
 import typer
 from timing import machine, summary, write_json
 
+from arr_coc import ARRCOCQwen
 from arr_coc.drawing.overlay import draw_overlay
 from arr_coc.drawing.png_file import save_image
-from arr_coc.inference.answer import ARRCOCQwen
 from arr_coc.inference.load import find_names, quiet_loading
 from arr_coc.pixels.files import open_picture
 

@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from arr_coc.config import ARRCOCConfig
     from arr_coc.families import list_families
     from arr_coc.gaze.plan import Gaze
-    from arr_coc.inference.answer import Answer, ARRCOCQwen
+    from arr_coc.inference.answer import Answer
     from arr_coc.inference.attach import Attachment, attach, detach
     from arr_coc.inference.collating import collate_prepared
     from arr_coc.inference.load import load_processor
     from arr_coc.inference.prepared import Prepared, encode, prepare
+    from arr_coc.inference.vlm import ARRCOCQwen
     from arr_coc.pixels.patches import patches_from_picture, picture_from_patches
     from arr_coc.pixels.previous_frame import PreviousFrame
     from arr_coc.prompting.picture_cache import EncodingCache
@@ -73,7 +74,8 @@ _HOMES = {
     "config": ("ARRCOCConfig",),
     "families": ("list_families",),
     "gaze.plan": ("Gaze",),
-    "inference.answer": ("Answer", "ARRCOCQwen"),
+    "inference.answer": ("Answer",),
+    "inference.vlm": ("ARRCOCQwen",),
     "inference.attach": ("Attachment", "attach", "detach"),
     "inference.collating": ("collate_prepared",),
     "inference.load": ("load_processor",),

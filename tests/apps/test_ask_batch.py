@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import arr_coc
 from arr_coc import ARRCOCQwen
 from arr_coc.cli import app
+from arr_coc.inference import batches
 from arr_coc.runtime import atomic_files
 
 ROWS = [
@@ -99,18 +100,18 @@ def test_without_out_the_answers_are_the_output(ask):
 def test_a_killed_run_continues_to_the_same_file(ask, tmp_path, left, monkeypatch):
     out = tmp_path / "answers.jsonl"
     asked = []
-    answer_batch = ARRCOCQwen._answer_batch
+    answer_batch = batches._answer_batch
 
-    def record(vlm, conversations, *rest):
+    def record(conversations, *rest):
         asked.append(len(conversations))
-        return answer_batch(vlm, conversations, *rest)
+        return answer_batch(conversations, *rest)
 
-    monkeypatch.setattr(ARRCOCQwen, "_answer_batch", record)
+    monkeypatch.setattr(batches, "_answer_batch", record)
     assert ask("--out", out, "--batch-size", 2).exit_code == 0
     assert asked == [2, 2, 1]
     whole = out.read_bytes()
     lines = whole.splitlines(keepends=True)
-    kept, batches = {
+    kept, expected = {
         "0 lines": (b"", [2, 2, 1]),
         "1 line": (lines[0], [2, 2, 1]),
         "3 lines": (b"".join(lines[:3]), [2, 1]),
@@ -121,7 +122,7 @@ def test_a_killed_run_continues_to_the_same_file(ask, tmp_path, left, monkeypatc
     asked.clear()
     assert ask("--out", out, "--batch-size", 2).exit_code == 0
     assert out.read_bytes() == whole
-    assert asked == batches
+    assert asked == expected
 
 
 def test_stopping_leaves_whole_lines_and_says_how_to_go_on(ask, tmp_path, monkeypatch):

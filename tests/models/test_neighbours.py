@@ -521,7 +521,7 @@ def test_the_object_is_saved_and_opened_again(vlm, directory, tmp_path, monkeypa
             calls["files"] = {path.name for path in Path(folder_path).iterdir()}
             return types.SimpleNamespace(commit_url="https://hub/commit")
 
-    monkeypatch.setattr("arr_coc.inference.answer.HfApi", Api)
+    monkeypatch.setattr("arr_coc.inference.vlm.HfApi", Api)
     assert vlm.push_to_hub("me/selector") == "https://hub/commit"
     assert calls == {"token": None, "repo": "me/selector", "files": {"config.json", "model.safetensors"}}
     vlm.selector = create_selector("grid")

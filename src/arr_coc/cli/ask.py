@@ -125,9 +125,9 @@ def answer_question(
     from arr_coc.config import EMBEDDED, ARRCOCConfig
     from arr_coc.drawing.overlay import draw_gaze, draw_overlay
     from arr_coc.drawing.png_file import save_image
-    from arr_coc.inference.answer import ARRCOCQwen
     from arr_coc.inference.load import SCOPE, find_names, quiet_loading
     from arr_coc.inference.messages import make_messages
+    from arr_coc.inference.vlm import ARRCOCQwen
     from arr_coc.pixels.files import open_picture
     from arr_coc.runtime.machine import check_device
 

@@ -56,9 +56,9 @@ def compare_selectors(
     from arr_coc.drawing.overlay import check_drawable, kept_cells
     from arr_coc.drawing.png_file import save_image
     from arr_coc.drawing.sheet import Column, draw_comparison
-    from arr_coc.inference.answer import ARRCOCQwen
     from arr_coc.inference.load import load_selector, quiet_loading
     from arr_coc.inference.messages import make_messages
+    from arr_coc.inference.vlm import ARRCOCQwen
     from arr_coc.pixels.files import open_picture
 
     check_paths(path, out, "--out")

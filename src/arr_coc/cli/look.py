@@ -25,7 +25,7 @@ from arr_coc.cli.options import (
 
 if TYPE_CHECKING:
     from arr_coc.config import Budget
-    from arr_coc.inference.answer import ARRCOCQwen
+    from arr_coc.inference.vlm import ARRCOCQwen
 
 MODES = ("prune", "saccade", "weight")
 
@@ -78,8 +78,8 @@ def look_at(
     from arr_coc.drawing.overlay import check_drawable, fit_to_cells
     from arr_coc.drawing.png_file import save_image
     from arr_coc.drawing.sheet import draw_sheet
-    from arr_coc.inference.answer import ARRCOCQwen
     from arr_coc.inference.load import find_names, quiet_loading
+    from arr_coc.inference.vlm import ARRCOCQwen
     from arr_coc.pixels.files import open_picture
 
     if not re.search(r"\w", question):

@@ -69,8 +69,8 @@ def answer_file(
     device: str,
 ) -> tuple[int, int]:
     """Answer what is not answered yet; returns the numbers of all questions and of those that could not be asked."""
-    from arr_coc.inference.answer import ARRCOCQwen
     from arr_coc.inference.load import find_names, quiet_loading
+    from arr_coc.inference.vlm import ARRCOCQwen
     from arr_coc.runtime.machine import check_device
 
     place = check_device(device)

@@ -18,8 +18,8 @@ from arr_coc.config import EMBEDDED
 from arr_coc.demo.snapshot import Snapshot, take_snapshot
 from arr_coc.drawing.overlay import check_drawable, is_drawable
 from arr_coc.families.family import open_family
-from arr_coc.inference.answer import ARRCOCQwen
 from arr_coc.inference.load import find_names, load_selector, quiet_loading
+from arr_coc.inference.vlm import ARRCOCQwen
 from arr_coc.pixels.files import Picture, open_picture
 from arr_coc.runtime.machine import check_device
 from arr_coc.selectors.contract import Selector

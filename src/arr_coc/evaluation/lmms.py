@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 
 from arr_coc.config import Budget, check_budget
-from arr_coc.inference.answer import Answer, AnswerMode, ARRCOCQwen
+from arr_coc.inference.answer import Answer, AnswerMode
+from arr_coc.inference.vlm import ARRCOCQwen
 
 try:
     from lmms_eval.api.model import lmms as LMM  # type: ignore[import-not-found]

@@ -16,7 +16,8 @@ from arr_coc.prompting.prefix import Prefix
 from arr_coc.prompting.resize import restate_prompt
 
 if TYPE_CHECKING:
-    from arr_coc.inference.answer import Answer, ARRCOCQwen
+    from arr_coc.inference.answer import Answer
+    from arr_coc.inference.vlm import ARRCOCQwen
 
 
 class Conversation:
