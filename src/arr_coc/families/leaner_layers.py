@@ -77,21 +77,21 @@ def with_attention(module: Any, name: str) -> Any:
     return twin
 
 
-class _LinearPatches:
+class PatchProjection(nn.Conv3d):
     """The first layer of an encoder, a convolution that sees each patch once, as a matrix product."""
 
-    def __init__(self, embed: Any) -> None:
-        self.weight, self.bias = embed.proj.weight.flatten(1), embed.proj.bias  # [D, C * T * P * P]
-
-    def __call__(self, patches: Tensor) -> Tensor:
-        return F.linear(patches.to(self.weight.dtype), self.weight, self.bias)
+    def forward(self, patches: Tensor) -> Tensor:
+        """Project patches `[n, C, T, P, P]` to `[n, D, 1, 1, 1]`; each is as large as the kernel."""
+        return F.linear(patches.flatten(1), self.weight.flatten(1), self.bias)[:, :, None, None, None]
 
 
 def lean_encoder(visual: Any) -> Any:
     """A copy of an encoder that embeds patches by a matrix product."""
     twin = copy.copy(visual)
     if isinstance(visual.patch_embed.proj, nn.Conv3d):  # not a layer of PEFT, which adds to it
-        twin.__dict__["patch_embed"] = _LinearPatches(visual.patch_embed)
+        twin.__dict__["patch_embed"] = embed = copy.copy(visual.patch_embed)
+        embed.__dict__["proj"] = projection = copy.copy(visual.patch_embed.proj)
+        projection.__class__ = PatchProjection  # the same weights
     return twin
 
 

@@ -12,16 +12,16 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from huggingface_hub.utils.logging import set_verbosity as set_hub_verbosity
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 from transformers.utils.import_utils import is_torchvision_available
 
 from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, EMBEDDED_SELECTOR, ARRCOCConfig
 from arr_coc.families.family import family_class
+from arr_coc.families.leaner_layers import PatchProjection
 from arr_coc.realizing import ARRCOCLayer
 from arr_coc.runtime.hub import CONFIG_NAME, UnreachableError, find_file
 from arr_coc.runtime.tensors import input_device
@@ -128,14 +128,6 @@ def load_model(directory_or_id: str | Path, **kwargs: Any) -> nn.Module:
         model.model.visual.patch_embed.proj.__class__ = PatchProjection  # the same weights under the same names
     opened: nn.Module = model.eval()
     return opened
-
-
-class PatchProjection(nn.Conv3d):
-    """The first layer of the embedded model's encoder as a matrix product, which a CPU computes faster."""
-
-    def forward(self, patches: Tensor) -> Tensor:
-        """Project patches `[n, C, T, P, P]` to `[n, D, 1, 1, 1]`; each is as large as the kernel."""
-        return F.linear(patches.flatten(1), self.weight.flatten(1), self.bias)[:, :, None, None, None]
 
 
 def _check_weights(
