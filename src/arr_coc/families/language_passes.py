@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -109,11 +110,7 @@ class Lease:
         def read(embeds: Tensor, positions: Tensor, *rest: Any) -> tuple[Tensor]:
             return (_run(_reader(language), embeds, positions, None, room.cache(), list(rest[: len(levels)])),)
 
-        tensors = [
-            _extend(embeds, size),
-            _extend(call.positions[..., None], size)[..., 0],
-            *(_extend(x, size) for x in levels),
-        ]
+        tensors = _extend_all(size, embeds, call.positions, levels)
         (hidden,) = self.graphs.replay(read, tensors, ("first", id(room), len(levels), self.state))
         return self._finish(call, room, hidden, 0)
 
@@ -134,7 +131,7 @@ class Lease:
         """A pass that appends to a cache; None if it does not fit."""
         rows, count = call.ids.shape
         size = next((size for size in APPENDED if size >= count), None)
-        if size is None:
+        if size is None or (call.mask is not None and call.mask.shape[1] != length + count):
             return None
         self._make_way(call.cache)
         embeds, levels = self._embed(call)
@@ -145,27 +142,19 @@ class Lease:
             room.load(call.cache, length)
         valid = torch.ones(rows, room.size, dtype=torch.bool, device=embeds.device)
         if call.mask is not None:
-            if call.mask.shape[1] != length + count:
-                return None
             valid[:, : length + count] = call.mask.bool()
         language = self.inner.language_model
         share = language.config.num_attention_heads // language.config.num_key_value_heads  # heads that share keys
 
-        def read(embeds: Tensor, positions: Tensor, valid: Tensor, start: Tensor, *rest: Any) -> tuple[Tensor]:
+        def read(embeds: Tensor, positions: Tensor, *rest: Any) -> tuple[Tensor]:
+            deepstack, (valid, start) = list(rest[: len(levels)]), rest[len(levels) : len(levels) + 2]
             places = start + torch.arange(size, device=start.device)  # [n]
             before = torch.arange(room.size, device=start.device) <= places[:, None]  # [n, S]
             mask = (before & valid[:, None, None]).repeat(1, 1, share, 1)  # [B, 1, share * n, S]
-            reader, deepstack = _lean_reader(language, GROUPED), list(rest[: len(levels)])
-            return (_run(reader, embeds, positions, mask, room.cache(places), deepstack),)
+            return (_run(_lean_reader(language, GROUPED), embeds, positions, mask, room.cache(places), deepstack),)
 
         start = torch.full((1,), length, device=embeds.device)
-        tensors = [
-            _extend(embeds, size),
-            _extend(call.positions[..., None], size)[..., 0],
-            valid,
-            start,
-            *(_extend(x, size) for x in levels),
-        ]
+        tensors = [*_extend_all(size, embeds, call.positions, levels), valid, start]
         (hidden,) = self.graphs.replay(read, tensors, ("append", id(room), len(levels), self.state))
         return self._finish(call, room, hidden, length)
 
@@ -251,6 +240,15 @@ def _run(
     )  # fmt: skip
     hidden: Tensor = output.last_hidden_state
     return hidden
+
+
+def _extend_all(size: int, embeds: Tensor, positions: Tensor, levels: Sequence[Tensor]) -> list[Tensor]:
+    """Embeddings, positions `[3, B, n]` and levels of a pass, with zeros after them, up to `size` tokens."""
+    return [
+        _extend(embeds, size),
+        _extend(positions[..., None], size)[..., 0],
+        *(_extend(level, size) for level in levels),
+    ]
 
 
 def _extend(values: Tensor, size: int) -> Tensor:
