@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from gaze import PAUSE
 from timing import Clock, machine, write_json
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer, attach, create_selector
@@ -77,7 +78,7 @@ def main(
         for mode, (inputs, options) in modes.items()
         for questions in (1, QUESTIONS)
     }
-    found = clock.compare(calls, repeats, 4)  # graphs are recorded by then
+    found = clock.compare(calls, repeats, 4, PAUSE)  # graphs are recorded by then
     ratios = {
         mode: round(found[f"{mode} {QUESTIONS}"]["median_ms"] / found[f"{mode} 1"]["median_ms"], 3) for mode in modes
     }
@@ -95,7 +96,7 @@ def main(
         with attach(opened, keep_all, on_error="raise"):
             opened(**middle, use_cache=True, logits_to_keep=1)
 
-    kept = clock.compare({"plain": plain, "attached, all kept": attached}, 30, 3)
+    kept = clock.compare({"plain": plain, "attached, all kept": attached}, 30, 3, PAUSE)
     share = round(kept["attached, all kept"]["median_ms"] / kept["plain"]["median_ms"], 4)
     print(kept, share, flush=True)
     if out is not None:
