@@ -1,6 +1,7 @@
 """Worlds: drawn pictures with questions, their answers, and boxes around what the answers depend on."""
 
 from arr_coc.data.worlds import camouflage, needles, pages, scenes, void  # noqa: F401  (they register themselves)
-from arr_coc.data.worlds.world import Scene, draw_scene, list_worlds, make_example, open_world, split_seed
+from arr_coc.data.worlds.clips import draw_clip
+from arr_coc.data.worlds.world import Clip, Scene, draw_scene, list_worlds, make_example, open_world, split_seed
 
-__all__ = ["Scene", "draw_scene", "list_worlds", "make_example", "open_world", "split_seed"]
+__all__ = ["Clip", "Scene", "draw_clip", "draw_scene", "list_worlds", "make_example", "open_world", "split_seed"]

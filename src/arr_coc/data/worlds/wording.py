@@ -54,6 +54,66 @@ _WORDINGS: dict[str, tuple[str, ...]] = {
     "photo_side": ("what {group} is on the {side}?", "which {group} is on the {side}?"),
     "unusual": ("what is unusual?", "which one is unusual?", "what does not belong here?", "which is the odd one out?"),
     "overview": ("what is in the picture?", "what do you see?", "what is there?", "describe the picture."),
+    "clip_direction": (
+        "which way does the {shape} move?",
+        "in which direction does the {shape} move?",
+        "which way does the {shape} go?",
+        "where does the {shape} move?",
+    ),
+    "clip_mover": ("which thing moves {way}?", "what moves {way}?", "which thing goes {way}?"),
+    "clip_still": ("which thing does not move?", "what does not move?", "which thing stays in its place?"),
+    "clip_appears": (
+        "what does the sign say that appears?",
+        "read the sign that appears.",
+        "which text appears?",
+        "what does the new sign say?",
+    ),
+    "clip_disappears": (
+        "what does the sign say that disappears?",
+        "read the sign that disappears.",
+        "which text disappears?",
+        "what did the sign say that is gone?",
+    ),
+    "clip_stays": (
+        "what does the sign say that is always there?",
+        "read the sign that is always there.",
+        "which text is always there?",
+    ),
+    "clip_first": ("which thing came first?", "what came first?", "which thing appears first?", "what appears first?"),
+    "clip_last": ("which thing came last?", "what came last?", "which thing appears last?", "what appears last?"),
+    "clip_second": ("which thing came second?", "what came second?", "which thing appears second?"),
+    "clip_next": (
+        "what came right after the {color} {shape}?",
+        "which thing came right after the {color} {shape}?",
+        "what appears right after the {color} {shape}?",
+    ),
+    "clip_blink": (
+        "how many times did the {shape} blink?",
+        "how often did the {shape} blink?",
+        "how many times does the {shape} blink?",
+        "how often does the {shape} blink?",
+    ),
+    "clip_scenes": (
+        "how many scenes are there?",
+        "how many scenes does the clip have?",
+        "how many scenes do you see?",
+        "count the scenes.",
+    ),
+    "clip_before": (
+        "what color was the {shape} before the cut?",
+        "which color did the {shape} have before the cut?",
+        "before the cut, what color was the {shape}?",
+    ),
+    "clip_after": (
+        "what color was the {shape} after the cut?",
+        "which color did the {shape} have after the cut?",
+        "after the cut, what color was the {shape}?",
+    ),
+    "clip_scene": (
+        "what color was the {shape} in the {place} scene?",
+        "which color did the {shape} have in the {place} scene?",
+        "in the {place} scene, what color was the {shape}?",
+    ),
 }
 
 

@@ -53,6 +53,25 @@ class Scene:
     things: tuple[Thing, ...] = field(default=(), repr=False)
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Clip(Scene):
+    """A drawn clip; its `picture` and `things` are those of its middle frame.
+
+    Args:
+        frames (`tuple[PIL.Image.Image, ...]`): RGB, all of one size, an even number.
+        frame_things (`tuple[tuple[Thing, ...], ...]`): everything in each frame.
+        fps (`float`, *optional*, defaults to 2.0): frames a second.
+    """
+
+    frames: tuple[Image.Image, ...] = field(repr=False)
+    frame_things: tuple[tuple[Thing, ...], ...] = field(repr=False)
+    fps: float = 2.0
+
+    def copy_frames(self) -> list[Image.Image]:
+        """All frames, copied."""
+        return [frame.copy() for frame in self.frames]
+
+
 class World(ABC):
     """A deterministic generator of scenes.
 
@@ -60,11 +79,13 @@ class World(ABC):
         kinds (`tuple[str, ...]`): the kinds of questions it asks.
         sides (`tuple[int, int]`): shortest and longest side in pixels, if the seed decides the size.
         distracting (`bool`): whether all things in the picture become distractors of an example.
+        moving (`bool`): whether it draws clips, not pictures.
     """
 
     kinds: ClassVar[tuple[str, ...]]
     sides: ClassVar[tuple[int, int]] = (128, 512)
     distracting: ClassVar[bool] = True
+    moving: ClassVar[bool] = False
 
     @abstractmethod
     def draw(self, rng: random.Random, size: Size, kind: str, varied: bool = False) -> Scene:
@@ -87,8 +108,8 @@ def register_world(name: str) -> Callable[[WorldT], WorldT]:
     return register
 
 
-def list_worlds() -> list[str]:
-    """Names of all worlds.
+def list_worlds(moving: bool = False) -> list[str]:
+    """Names of all worlds of pictures; with `moving`, of those that draw clips instead.
 
     Example:
 
@@ -99,7 +120,7 @@ def list_worlds() -> list[str]:
 
     ```
     """
-    return sorted(_WORLDS)
+    return sorted(name for name, world in _WORLDS.items() if world.moving == moving)
 
 
 def open_world(name: str) -> World:
@@ -138,6 +159,12 @@ def split_seed(split: Split, index: int) -> int:
 
 def draw_scene(world: str, seed: int, kind: str | None = None, size: Size | None = None, varied: bool = False) -> Scene:
     """Draw the scene of a seed with all its questions; arguments as in [`make_example`]."""
+    rng, size, wanted = begin_scene(world, seed, kind, size)
+    return open_world(world).draw(rng, size, wanted, varied)
+
+
+def begin_scene(world: str, seed: int, kind: str | None, size: Size | None) -> tuple[random.Random, Size, str]:
+    """What a scene is drawn from: its random numbers, its size, and its kind."""
     chosen = open_world(world)
     rng = random.Random(f"{world} {seed}")
     drawn = (rng.randint(*chosen.sides), rng.randint(*chosen.sides))
@@ -148,7 +175,7 @@ def draw_scene(world: str, seed: int, kind: str | None = None, size: Size | None
     if kind is not None:
         check_kind(world, kind)
         wanted = kind
-    return chosen.draw(rng, (width, height), wanted, varied)
+    return rng, (width, height), wanted
 
 
 def make_example(
@@ -196,11 +223,11 @@ def make_example(
 
 
 def ask_scene(scene: Scene, question: Question, name: str) -> Example:
-    """An example of one question about a scene; boxes become shares of the picture's sides."""
+    """An example of one question about a scene or a clip; boxes become shares of the picture's sides."""
     width, height = scene.picture.size
     boxes = tuple(
         (max(0.0, left / width), max(0.0, top / height), min(1.0, right / width), min(1.0, bottom / height))
         for left, top, right, bottom in question.boxes
     )
-    answers = (question.answer,)
-    return Example(question.text, scene.picture.copy, name, answers, boxes, kind=question.kind)
+    opened = scene.copy_frames if isinstance(scene, Clip) else scene.picture.copy
+    return Example(question.text, opened, name, (question.answer,), boxes, kind=question.kind)
