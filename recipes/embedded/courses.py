@@ -107,24 +107,26 @@ def augment(photo: Photo, rng: random.Random) -> tuple[Photo, Image.Image]:
     across, down = (max(1, round(side * scale * rng.uniform(0.88, 1.0))) for side in (width, height))
     left, top = rng.randint(0, width - across), rng.randint(0, height - down)
     mirrored = rng.random() < 0.5
-    things, unclear = [], set(photo.crowds)
-    for name, box in photo.things:
+    things, cut = [], []
+    crowds = len(photo.things)
+    for number, (name, box) in enumerate((*photo.things, *photo.unclear)):
         shown = (max(0.0, box[0] - left), max(0.0, box[1] - top),
                  min(float(across), box[2] - left), min(float(down), box[3] - top))  # fmt: skip
         area = max(0.0, shown[2] - shown[0]) * max(0.0, shown[3] - shown[1])
-        if area < 0.5 * (box[2] - box[0]) * (box[3] - box[1]):
-            if area:
-                unclear.add(name)
-            continue
         kept: Box = (across - shown[2], shown[1], across - shown[0], shown[3]) if mirrored else shown
-        things.append((name, kept))
+        if number < crowds and area >= 0.5 * (box[2] - box[0]) * (box[3] - box[1]):
+            things.append((name, kept))
+        elif area:
+            cut.append((name, kept))
     picture = picture.crop((left, top, left + across, top + down))
     picture = ImageOps.mirror(picture) if mirrored else picture
     for change in (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color):
         if rng.random() < 0.5:
             picture = change(picture).enhance(rng.uniform(0.6, 1.4))
+    unclear = photo.crowds | {name for name, _ in cut}
     clear = tuple(thing for thing in things if thing[0] not in unclear or thing[0] in photo.crowds)
-    return Photo(photo.path, (across, down), clear, frozenset(unclear)), picture
+    doubtful = (*cut, *(thing for thing in things if thing not in clear))
+    return Photo(photo.path, (across, down), clear, unclear, doubtful), picture
 
 
 def mosaic(photos: list[Photo], rng: random.Random) -> tuple[Photo, Image.Image]:
@@ -133,6 +135,7 @@ def mosaic(photos: list[Photo], rng: random.Random) -> tuple[Photo, Image.Image]
     middle = (rng.randint(120, 200), rng.randint(120, 200))
     whole = Image.new("RGB", (2 * tile, 2 * tile))
     things: list[tuple[str, Box]] = []
+    unclear: list[tuple[str, Box]] = []
     crowds: set[str] = set()
     for place in range(4):
         part, picture = augment(rng.choice(photos), rng)
@@ -140,9 +143,10 @@ def mosaic(photos: list[Photo], rng: random.Random) -> tuple[Photo, Image.Image]
         size = (2 * tile - left if left else middle[0], 2 * tile - top if top else middle[1])
         whole.paste(picture.resize(size, Image.Resampling.BILINEAR), (left, top))
         across, down = size[0] / part.size[0], size[1] / part.size[1]
-        things += [
-            (name, (left + box[0] * across, top + box[1] * down, left + box[2] * across, top + box[3] * down))
-            for name, box in part.things
-        ]
+        for found, boxes in ((things, part.things), (unclear, part.unclear)):
+            found += [
+                (name, (left + box[0] * across, top + box[1] * down, left + box[2] * across, top + box[3] * down))
+                for name, box in boxes
+            ]
         crowds |= part.crowds
-    return Photo(photos[0].path, whole.size, tuple(things), frozenset(crowds)), whole
+    return Photo(photos[0].path, whole.size, tuple(things), frozenset(crowds), tuple(unclear)), whole

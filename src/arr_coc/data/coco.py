@@ -5,9 +5,9 @@
 | training     | names of classes, or "is there a dog?", also of classes that are absent | [`read_class_questions`]   |
 | evaluation   | names of classes, where all of their boxes are known                    | [`read_held_out_classes`]  |
 | yes and no   | "is there a dog?", as often yes as no for each class                    | [`presence_examples`]      |
-| a base model | all of these, and how many, and on which side                           | [`photo_scene`]            |
+| others       | how many, on which side, and beside what                                | [`photo_examples`]         |
 
-No photograph comes with the package.
+What else a photograph can be asked is in `photo_questions.py`. No photograph comes with the package.
 """
 
 from __future__ import annotations
@@ -17,40 +17,17 @@ import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
-
-from PIL import Image
 
 from arr_coc.data.boxes import Box, clip_box
 from arr_coc.data.example import Example, check_examples, open_file, take_turns
 from arr_coc.data.held_out import find_held_out
 from arr_coc.data.json_lines import relative_name
-from arr_coc.data.worlds.wording import put
-from arr_coc.data.worlds.world import Question, Scene, Thing, ask_scene
-
-# COCO's classes that have a common name.
-GROUPS = {
-    "animal": ("bird", "cat", "dog", "horse", "sheep", "cow", "elephant", "bear", "zebra", "giraffe"),
-    "vehicle": ("bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat"),
-    "food": ("banana", "apple", "sandwich", "orange", "broccoli", "carrot", "hot dog", "pizza", "donut", "cake"),
-}
-_PLURALS = {"person": "people", "sheep": "sheep", "knife": "knives", "skis": "skis", "scissors": "scissors"}
-_ONLY_MANY = ("skis", "scissors")
-_MOST = 6  # beyond that people do not count at a glance
-_SMALL = 0.002  # share of the picture below which a thing may be overlooked
-
-
-@dataclass(frozen=True)
-class Photo:
-    """A photograph and what is in it: names, and boxes in pixels; `crowds` names what was not counted one by one."""
-
-    path: Path
-    size: tuple[int, int]
-    things: tuple[tuple[str, Box], ...]
-    crowds: frozenset[str] = frozenset()
+from arr_coc.data.photo_questions import Photo, Wording, ask_presence, photo_scene
+from arr_coc.data.worlds.world import ask_scene
 
 
 def read_photos(
@@ -70,13 +47,11 @@ def read_photos(
     content = _read_json(_find_annotations(folder) if annotations is None else Path(annotations))
     names = {category["id"]: str(category["name"]) for category in content["categories"]}
     things: dict[Any, list[tuple[str, Box]]] = defaultdict(list)
-    crowds: dict[Any, set[str]] = defaultdict(set)
+    crowds: dict[Any, list[tuple[str, Box]]] = defaultdict(list)
     for row in content["annotations"]:
         left, top, width, height = row["bbox"]
-        if row.get("iscrowd"):
-            crowds[row["image_id"]].add(names[row["category_id"]])
-        else:
-            things[row["image_id"]].append((names[row["category_id"]], (left, top, left + width, top + height)))
+        found = crowds if row.get("iscrowd") else things
+        found[row["image_id"]].append((names[row["category_id"]], (left, top, left + width, top + height)))
     if any(not {"id", "file_name", "width", "height"} <= image.keys() for image in content["images"]):
         raise ValueError(f"the images of {folder}'s annotations need id, file_name, width and height")
     photos = [
@@ -84,7 +59,8 @@ def read_photos(
             folder / image["file_name"],
             (image["width"], image["height"]),
             tuple(things[image["id"]]),
-            frozenset(crowds[image["id"]]),
+            frozenset(name for name, _ in crowds[image["id"]]),
+            tuple(crowds[image["id"]]),
         )
         for image in content["images"]
     ]
@@ -114,41 +90,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def photo_scene(
-    photo: Photo, rng: random.Random, absent: tuple[str, ...] = (), picture: Image.Image | None = None
-) -> Scene:
-    """A photograph with all questions that its boxes answer.
-
-    Args:
-        photo (`Photo`): from [`read_photos`].
-        rng (`random.Random`): decides the wording.
-        absent (`tuple[str, ...]`, *optional*): names to ask for that are not in it.
-        picture (`PIL.Image.Image`, *optional*): by default the file is opened.
-    """
-    if picture is None:
-        picture = open_file(photo.path)
-    boxes: dict[str, list[Box]] = defaultdict(list)
-    for name, box in photo.things:
-        boxes[name].append(box)
-    questions = [
-        Question("presence", ask_presence(rng, name), "yes", tuple(places))
-        for name, places in boxes.items()
-        if max(_share(box, photo.size) for box in places) >= _SMALL
-    ]
-    missing = [name for name in absent if name not in boxes and name not in photo.crowds]
-    questions += [Question("presence", ask_presence(rng, name), "no") for name in missing]
-    questions += [Question("photo_count", put(rng, "photo_count", name=_plural(name)), "0") for name in missing[:1]]
-    for name, places in boxes.items():
-        clear = all(_share(box, photo.size) >= _SMALL for box in places)
-        if name not in photo.crowds and len(places) <= _MOST and clear:
-            text = put(rng, "photo_count", name=_plural(name))
-            questions.append(Question("photo_count", text, str(len(places)), tuple(places)))
-    questions += _ask_sides(rng, photo)
-    things = tuple(Thing(box, (name,)) for name, box in photo.things)
-    return Scene(picture, tuple(questions), things)
-
-
-def presence_examples(photos: list[Photo], seed: int) -> list[Example]:
+def presence_examples(photos: list[Photo], seed: int, wording: Wording = "own") -> list[Example]:
     """Balanced yes/no questions such as "is there a dog?".
 
     For each photograph one question that is true, and the same about another photograph where it is not. Each class is
@@ -157,11 +99,14 @@ def presence_examples(photos: list[Photo], seed: int) -> list[Example]:
     Args:
         photos (`list[Photo]`): from [`read_photos`].
         seed (`int`): decides which classes are asked for, and how.
+        wording (`str`, *optional*, defaults to `"own"`): see [`~arr_coc.data.photo_questions.ask_presence`]. The
+            photographs and classes of a seed are the same in each.
 
     Returns:
         `list[Example]`: with yes and no in turn, but for classes that are in every photograph.
     """
     rng = random.Random(f"presence {seed}")
+    others = random.Random(f"presence {seed} {wording}")  # so that the wording does not change what is asked
     examples: list[Example] = []
     for photo in photos:
         scene = photo_scene(photo, rng)
@@ -169,15 +114,42 @@ def presence_examples(photos: list[Photo], seed: int) -> list[Example]:
         if not yes:
             continue
         question = rng.choice(yes)
-        examples.append(ask_scene(scene, question, f"presence#{len(examples)}"))
         name = next(name for name, box in photo.things if box == question.boxes[0])
+        asked = [(scene, question)]
         without = [
             other for other in photos if name not in other.crowds and all(name != there for there, _ in other.things)
         ]
         if without:
             scene = photo_scene(rng.choice(without), rng, (name,))
             [no] = [question for question in scene.questions if question.answer == "no"]
-            examples.append(ask_scene(scene, no, f"presence#{len(examples)}"))
+            asked.append((scene, no))
+        for scene, question in asked:
+            if wording != "own":
+                question = replace(question, text=ask_presence(others, name, wording))
+            examples.append(ask_scene(scene, question, f"presence#{len(examples)}"))
+    return examples
+
+
+def photo_examples(photos: list[Photo], kind: str, seed: int) -> list[Example]:
+    """Questions of one kind to measure on, one for each photograph that has any, in all wordings.
+
+    Args:
+        photos (`list[Photo]`): from [`read_photos`].
+        kind (`str`): `"photo_count"`, `"photo_side"` or `"photo_relation"`; see `photo_questions.py`.
+        seed (`int`): decides which class is asked for, and how.
+
+    Returns:
+        `list[Example]`: none of a kind that no photograph has.
+    """
+    rng = random.Random(f"{kind} {seed}")
+    frequencies = class_frequencies(photos)
+    examples: list[Example] = []
+    for photo in photos:
+        absent = tuple(rng.choices(list(frequencies), list(frequencies.values())))
+        scene = photo_scene(photo, rng, absent, wording="all")
+        wanted = [question for question in scene.questions if question.kind == kind]
+        if wanted:
+            examples.append(ask_scene(scene, rng.choice(wanted), f"{kind}#{len(examples)}"))
     return examples
 
 
@@ -271,35 +243,3 @@ def class_frequencies(photos: list[Photo]) -> dict[str, int]:
     """In how many photographs each class is, in the order of [`class_names`]."""
     counted = Counter(name for photo in photos for name in {name for name, _ in photo.things})
     return {name: counted[name] for name in class_names(photos)}
-
-
-def _share(box: Box, size: tuple[int, int]) -> float:
-    return (box[2] - box[0]) * (box[3] - box[1]) / (size[0] * size[1])
-
-
-def _plural(name: str) -> str:
-    return _PLURALS.get(name, name + ("es" if name.endswith(("s", "sh", "ch")) else "s"))
-
-
-def ask_presence(rng: random.Random, name: str) -> str:
-    """A question such as "is there a dog?", in one of its wordings."""
-    if name in _ONLY_MANY:
-        return f"are there {name}?"
-    return put(rng, "presence", name=f"{'an' if name[0] in 'aeiou' else 'a'} {name}")
-
-
-def _ask_sides(rng: random.Random, photo: Photo) -> list[Question]:
-    """What animal is on the left, if one and only one is there, clearly."""
-    questions = []
-    for group, names in GROUPS.items():
-        members = [(name, box) for name, box in photo.things if name in names]
-        if photo.crowds & set(names):
-            continue
-        for side, low, high in (("left", 0.0, 0.45), ("right", 0.55, 1.0)):
-            there = [(name, box) for name, box in members if low <= (box[0] + box[2]) / 2 / photo.size[0] <= high]
-            doubtful = [box for _, box in members if 0.45 < (box[0] + box[2]) / 2 / photo.size[0] < 0.55]
-            large = any(_share(box, photo.size) >= 5 * _SMALL for _, box in there)
-            if large and len({name for name, _ in there}) == 1 and not doubtful:
-                text = put(rng, "photo_side", group=group, side=side)
-                questions.append(Question("photo_side", text, there[0][0], tuple(box for _, box in there)))
-    return questions

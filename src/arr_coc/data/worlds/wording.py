@@ -54,6 +54,35 @@ _WORDINGS: dict[str, tuple[str, ...]] = {
     "photo_side": ("what {group} is on the {side}?", "which {group} is on the {side}?"),
     "unusual": ("what is unusual?", "which one is unusual?", "what does not belong here?", "which is the odd one out?"),
     "overview": ("what is in the picture?", "what do you see?", "what is there?", "describe the picture."),
+    "presence_asked": (
+        "is there {name} in the picture?",
+        "is there any {single} in the photo?",
+        "are there any {many} in this image?",
+        "does the image contain {name}?",
+        "does this picture show {name}?",
+        "can you see {name} here?",
+        "is {name} visible?",
+        "is there {name}?",
+    ),
+    "presence_of_many": (
+        "are there any {many} in this image?",
+        "are there {many} in the picture?",
+        "does the image contain {many}?",
+        "can you see {many} here?",
+        "are {many} visible?",
+    ),
+    "photo_number": (
+        "how many {name} are there?",
+        "how many {name} are in the image?",
+        "how many {name} are in the picture?",
+        "what is the number of {name} in the picture?",
+        "how many {name} can you see?",
+    ),
+    "photo_relation": (
+        "what is {side} the {name}?",
+        "which thing is {side} the {name}?",
+        "what do you see {side} the {name}?",
+    ),
     "clip_direction": (
         "which way does the {shape} move?",
         "in which direction does the {shape} move?",
@@ -113,6 +142,42 @@ _WORDINGS: dict[str, tuple[str, ...]] = {
         "what color was the {shape} in the {place} scene?",
         "which color did the {shape} have in the {place} scene?",
         "in the {place} scene, what color was the {shape}?",
+    ),
+    "two_signs": (
+        "do the {first} and the {second} sign say the same?",
+        "do the signs at the {first} and at the {second} say the same?",
+        "does the sign at the {first} say the same as the sign at the {second}?",
+        "is the same written at the {first} and at the {second}?",
+    ),
+    "two_shapes": (
+        "are the shapes at the {first} and at the {second} alike?",
+        "is the shape at the {first} the same as at the {second}?",
+        "do the {first} and the {second} shape have the same shape and color?",
+        "are the {first} and the {second} shape alike?",
+    ),
+    "long_line": (
+        "what does the long line say?",
+        "read the long line.",
+        "what is written in the long line?",
+        "what does the longest line say?",
+    ),
+    "any_shape": (
+        "is there any {name}?",
+        "do you see any {name}?",
+        "is there any {name} in the picture?",
+        "can you see any {name}?",
+    ),
+    "any_color": (
+        "is there anything {color}?",
+        "do you see anything {color}?",
+        "is there anything {color} in the picture?",
+        "is anything {color} here?",
+    ),
+    "form_value": (
+        "what is the {key}?",
+        "which {key} is written here?",
+        "read the {key}.",
+        "what does the form say for {key}?",
     ),
 }
 
