@@ -46,8 +46,9 @@ CROWD = 9
 # Few sizes make full batches; in pixels, whole tokens of 32.
 _SCENE_SIZES = ((384, 384), (512, 512), (512, 384), (384, 512), (448, 320), (320, 448), (512, 256), (256, 256))
 _PAGE_SIZES = ((768, 768), (768, 576), (576, 768), (512, 640))
+_FORM_SIZES = ((768, 1024), (640, 896), (576, 768), (768, 768))
 _NEEDLE_SIZES = ((1024, 1024), (1024, 768), (512, 512), (768, 512))
-_WORLD_SIZES = {"pages": _PAGE_SIZES, "needles": _NEEDLE_SIZES}
+_WORLD_SIZES = {"pages": _PAGE_SIZES, "forms": _FORM_SIZES, "needles": _NEEDLE_SIZES}
 # More tokens than are read in mode "saccade".
 _GAZE_SIZES = ((1024, 1024), (1024, 768), (768, 1024), (1280, 960))
 _GAZE_NEEDLE_SIZES = ((2048, 2048), (2048, 1536), (1024, 1024))
