@@ -23,11 +23,12 @@ KINDS = [(world, kind) for world in list_worlds() for kind in open_world(world).
 
 
 def test_there_are_these_worlds_and_kinds():
-    assert list_worlds() == ["camouflage", "needles", "pages", "scenes", "void"]
+    assert list_worlds() == ["camouflage", "crowds", "ends", "forms", "lines", "needles", "pages", "scenes", "void"]
     assert {kind for _, kind in KINDS} == {
         *("color", "count_shape", "count_color", "relation", "read", "unusual", "overview"),
         *("camouflage", "void_count", "void_read"),
-        *("page_value", "page_cell", "page_title", "page_footnote", "needle"),
+        *("page_value", "page_cell", "page_title", "page_footnote", "needle", "form_value"),
+        *("two_ends", "long_line", "any"),
     }
 
 
@@ -63,13 +64,17 @@ def test_answers_have_their_form(world, kind):
         "page_cell": r"[A-Z0-9]+|\$?\d+\.\d\d",
         "page_title": "[A-Z0-9]+( [A-Z0-9]+)?",
         "page_footnote": "[A-Z0-9]+( [A-Z0-9]+)?",
+        "form_value": rf"[A-Z0-9#$%()+,.'/:@-]+( [A-Z0-9.'-]+){{0,2}}|{colours}|yes|no|cash|card|check|bank",
+        "two_ends": "yes|no",
+        "any": "yes|no",
+        "long_line": "[A-Z0-9]{2,5}( [A-Z0-9]{2,5})+",
     }.get(kind, "[A-Z0-9]{2,6}")
     for index in range(12):
         sample = make_example(world, split_seed("train", index), kind, (512, 384) if world == "needles" else None)
         assert re.fullmatch(form, sample.answer), sample.answer
         assert sample.question == sample.question.lower()
         assert sample.question[-1] in "?."
-        if kind not in ("count_shape", "count_color", "void_count"):
+        if kind not in ("count_shape", "count_color", "void_count", "any"):
             assert sample.boxes
 
 
@@ -281,7 +286,9 @@ def test_a_needle_is_too_small_to_survive_and_its_mark_is_not():
 
 
 def test_unknown_names_are_refused_with_the_known():
-    with pytest.raises(ValueError, match="no world is named 'mars'; there are camouflage, needles, pages"):
+    with pytest.raises(
+        ValueError, match="no world is named 'mars'; there are camouflage, crowds, ends, forms, lines, needles"
+    ):
         make_example("mars", 0)
     with pytest.raises(ValueError, match="void asks no 'color'; it asks void_count, void_read"):
         make_example("void", 0, "color")
@@ -297,7 +304,7 @@ def test_the_command_draws_a_sheet(tmp_path):
         assert sheet.size[0] > 1300
     wrong = CliRunner().invoke(app, ["world", "mars", "--out", str(out)])
     assert wrong.exit_code == 2
-    assert wrong.stderr == "error: no world is named 'mars'; there are camouflage, needles, pages, scenes, void\n"
+    assert wrong.stderr == "error: no world is named 'mars'; there are " + ", ".join(list_worlds()) + "\n"
 
 
 @pytest.mark.parametrize(

@@ -384,7 +384,7 @@ def test_the_command_trains_stops_and_goes_on(cache, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--data", "nowhere"), "'nowhere' is neither a world (camouflage, needles, pages, scenes, void) nor a folder"),
+        (("--data", "nowhere"), "'nowhere' is neither a world (camouflage, crowds, ends, forms, lines, needles, "),
         (("--data", "scenes/title"), "scenes asks no 'title'"),
         (("--data", "empty"), "empty has 0 files named instances"),
         (("--data", "odd.jsonl"), "odd.jsonl has lines of a; needed are image, expression, box"),

@@ -19,7 +19,9 @@ PAPER, INK, BOX = (250, 250, 248), (25, 25, 28), (255, 0, 200)
 
 
 def world(
-    name: Annotated[str, typer.Argument(help="camouflage, needles, pages, scenes or void.")],
+    name: Annotated[
+        str, typer.Argument(help="camouflage, crowds, ends, forms, lines, needles, pages, scenes or void.")
+    ],
     n: Annotated[int, typer.Option("--n", min=1, max=400, help="Number of examples.")] = 8,
     out: Annotated[Path, typer.Option(help="Where to write the sheet (PNG).")] = Path("world.png"),
     kind: Annotated[str | None, typer.Option(help="Only this kind of question.")] = None,

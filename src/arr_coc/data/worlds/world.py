@@ -116,7 +116,7 @@ def list_worlds(moving: bool = False) -> list[str]:
     ```python
     >>> from arr_coc.data.worlds import list_worlds
     >>> list_worlds()
-    ['camouflage', 'needles', 'pages', 'scenes', 'void']
+    ['camouflage', 'crowds', 'ends', 'forms', 'lines', 'needles', 'pages', 'scenes', 'void']
 
     ```
     """
