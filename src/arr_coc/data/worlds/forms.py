@@ -35,7 +35,7 @@ def _serial(rng: random.Random) -> str:
 
 
 def _syllables(rng: random.Random) -> str:
-    """A word that can be spoken, half of the time; else any letters."""
+    """Mostly a word that can be spoken, else any letters."""
     if rng.random() < 0.4:
         return _letters(rng, 3, 8)
     word = "".join(rng.choice("BDFGHKLMNPRSTVW") + rng.choice("AEIOU") for _ in range(rng.randint(2, 3)))
@@ -71,9 +71,8 @@ def _percent(rng: random.Random) -> str:
 
 
 def _measure(rng: random.Random) -> str:
-    return (
-        f"{rng.randint(1, 999)}{rng.choice(('', f'.{rng.randint(0, 9)}'))} {rng.choice(('KG', 'CM', 'L', 'PCS', 'M'))}"
-    )
+    tenths, unit = rng.choice(("", f".{rng.randint(0, 9)}")), rng.choice(("KG", "CM", "L", "PCS", "M"))
+    return f"{rng.randint(1, 999)}{tenths} {unit}"
 
 
 def _one_of(*words: str) -> Maker:
@@ -115,38 +114,12 @@ _HEADINGS = (
 )
 _PROSE = (
     *("please", "return", "this", "form", "to", "our", "office", "within", "thirty", "days", "all", "goods", "remain"),
-    *(
-        "property",
-        "of",
-        "until",
-        "full",
-        "thank",
-        "you",
-        "for",
-        "shopping",
-        "with",
-        "us",
-        "the",
-        "undersigned",
-        "agrees",
-    ),
-    *("that", "above", "is", "true", "and", "complete", "no", "refund", "without", "receipt", "print", "clearly"),
+    *("property", "of", "until", "full", "thank", "you", "for", "shopping", "with", "us", "the", "undersigned"),
+    *("agrees", "that", "above", "is", "true", "and", "complete", "no", "refund", "without", "receipt", "print"),
 )
 _BLANKS = ("remarks", "initials", "notes", "witness", "approved", "received")
 _OPTIONS = (
-    "new",
-    "used",
-    "male",
-    "female",
-    "single",
-    "other",
-    "monthly",
-    "weekly",
-    "air",
-    "sea",
-    "rail",
-    "urgent",
-    "copy",
+    *("new", "used", "male", "female", "single", "other", "monthly", "weekly", "air", "sea", "rail", "urgent", "copy"),
 )
 _STAMPS = ("RECEIVED", "COPY", "APPROVED", "VOID", "FILED", "ENTERED")
 _INKS: tuple[Colour, ...] = ((28, 48, 150), (20, 60, 120), (35, 35, 45), (60, 40, 130))
@@ -234,9 +207,8 @@ class _Form:
         face = choose_face(rng, size, self.varied)
         if kind < 0.65:
             return face, None
-        return face._replace(pitch=0.0, bold=False, slanted=rng.random() < 0.7, shaky=True), jitter(
-            rng, rng.choice(_INKS), 12
-        )
+        face = face._replace(pitch=0.0, bold=False, slanted=rng.random() < 0.7, shaky=True)
+        return face, jitter(rng, rng.choice(_INKS), 12)
 
     def _choose_room(self) -> None:
         """What stays in the picture however the sheet is turned; a slip is narrower than the picture."""
@@ -244,16 +216,14 @@ class _Form:
         sine = math.sin(math.radians(MOST_SKEW))
         lost_x, lost_y = height / 2 * sine + 2, width / 2 * sine + 2
         self.slip = rng.random() < 0.3
-        paper_width = min(width - 2 * lost_x, self.body * rng.uniform(17, 26)) if self.slip else width - 2 * lost_x
-        left = lost_x + rng.uniform(0, 1) * (width - 2 * lost_x - paper_width)
-        margin = rng.uniform(0.01, 0.06) * width
-        self.left, self.right = (
-            left + min(margin, 0.06 * paper_width),
-            left + paper_width - min(margin, 0.06 * paper_width),
-        )
+        widest = width - 2 * lost_x
+        paper_width = min(widest, self.body * rng.uniform(17, 26)) if self.slip else widest
+        left = lost_x + rng.uniform(0, 1) * (widest - paper_width)
+        margin = rng.uniform(0.01, 0.06) * paper_width
+        self.left, self.right = left + margin, left + paper_width - margin
         self.top, self.bottom = lost_y + rng.uniform(0, 0.04) * height, height - lost_y - rng.uniform(0, 0.04) * height
         self.edges: Box | None = None
-        if self.slip and paper_width < width - 2 * lost_x - 8:
+        if self.slip and paper_width < widest - 8:
             self.edges = (left - 4, -height, left + paper_width + 4, 2 * height)
         elif rng.random() < 0.4:
             beside, above = rng.uniform(0, lost_x), rng.uniform(0, lost_y)
@@ -358,12 +328,8 @@ class _Form:
         if columns == 1:
             width = min(width, body * rng.uniform(16, 40))
         step, mark = body * rng.uniform(1.35, 1.9), rng.choice((":", "", "", ""))
-        leader, ruled, spread, rows = (
-            rng.choice(("dots", "dots", "line", "none", "none")),
-            rng.random() < 0.4,
-            rng.randint(4, 9),
-            0,
-        )
+        leader, spread = rng.choice(("dots", "dots", "line", "none", "none")), rng.randint(4, 9)
+        ruled, rows = rng.random() < 0.4, 0
         for place in range(count):
             row, column = divmod(place, columns)
             base = self.top + row * step + 1.1 * body
@@ -413,12 +379,8 @@ class _Form:
 
     def fill_box(self, x: float, width: float, height: float, above: bool) -> None:
         """Put a field into a box; one that nothing fits into stays empty."""
-        chosen = self.choose(
-            self.small,
-            "" if above else self.rng.choice((":", "")),
-            width,
-            lambda label: 0.0 if above else label + 0.5 * self.body,
-        )
+        mark, behind = ("", 0.0) if above else (self.rng.choice((":", "")), 0.5 * self.body)
+        chosen = self.choose(self.small, mark, width, lambda label: 0.0 if above else label + behind)
         low = self.top + height - 0.4 * self.body
         high = self.top + 1.1 * self.small.size if above else low
         if chosen is None:
