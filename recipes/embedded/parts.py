@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import string
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3VLConfig
 
-from arr_coc.inference.load import without_clips
+from arr_coc.inference.clips import Qwen3VLClips
+from arr_coc.inference.load import without_torchvision
 
 HERE = Path(__file__).parent
 MARKERS = (
@@ -76,33 +76,23 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_processor(longest: int = 512) -> Any:
-    """The processor of Qwen3-VL around that tokenizer, without its video part, which needs torchvision.
+    """The processor of Qwen3-VL around that tokenizer. It needs no torchvision.
 
-    It reads at most as many pixels as a square picture of side `longest` has.
+    It reads at most as many pixels of a picture as a square of side `longest` has, and of a clip as many as 16 pictures
+    of 256x256 have. Those of a clip of more than 60 are reduced to no less than about 128x128 pixels each.
     """
-    images = transformers.Qwen2VLImageProcessorPil(
-        patch_size=16,
-        merge_size=2,
-        temporal_patch_size=2,
-        image_mean=[0.5] * 3,
-        image_std=[0.5] * 3,
-        size={"shortest_edge": 128 * 128, "longest_edge": longest**2},
+    cut = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    images = transformers.Qwen2VLImageProcessorPil(**cut, size={"shortest_edge": 128 * 128, "longest_edge": longest**2})
+    clips = Qwen3VLClips(
+        **cut, size={"shortest_edge": 128 * 128, "longest_edge": 16 * 256 * 256}, cap_pixels_per_frame=True
     )
-    cls = without_clips(transformers.Qwen3VLProcessor)
-    return cls(image_processor=images, tokenizer=make_tokenizer(), chat_template=TEMPLATE)
+    cls = without_torchvision(transformers.Qwen3VLProcessor)
+    return cls(images, make_tokenizer(), clips, chat_template=TEMPLATE)
 
 
 def save_processor(processor: Any, directory: Path) -> None:
-    """Write the processor, with settings of the video part too: `AutoProcessor` insists on them."""
+    """Write the processor as transformers' own: `AutoProcessor` opens it where torchvision is installed."""
     processor.save_pretrained(directory)
-    path = directory / "processor_config.json"
-    content = json.loads(path.read_text(encoding="utf-8"))
-    names = ("patch_size", "merge_size", "temporal_patch_size", "image_mean", "image_std", "size")
-    content["video_processor"] = {
-        "video_processor_type": "Qwen3VLVideoProcessor",
-        **{name: content["image_processor"][name] for name in names},
-    }
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def make_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3VLConfig:

@@ -7,7 +7,7 @@ from PIL import Image
 from tiny_models import MERGE, PATCH, VOCAB, _qwen_config
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from arr_coc.inference.load import without_clips
+from arr_coc.inference.load import without_torchvision
 from arr_coc.pixels.patches import CLIP_MEAN, CLIP_STD, HALF
 
 MARKERS = [
@@ -23,6 +23,7 @@ you are a helpful assistant.<|im_end|>
 {% if message.content is string %}{{ message.content }}{% else %}
 {%- for part in message.content %}
 {%- if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>
+{%- elif part.type == 'video' %}<|vision_start|><|video_pad|><|vision_end|>
 {%- elif part.type == 'text' %}{{ part.text }}{% endif %}
 {%- endfor %}{% endif %}<|im_end|>
 {% endfor %}
@@ -51,7 +52,7 @@ def make_processor(family):
         patch_size=PATCH, merge_size=MERGE, temporal_patch_size=2, image_mean=mean, image_std=std,
         size={"shortest_edge": 64, "longest_edge": 16384},
     )  # fmt: skip
-    cls = without_clips(getattr(transformers, name))
+    cls = without_torchvision(getattr(transformers, name))
     return cls(image_processor=images, tokenizer=make_tokenizer(), chat_template=TEMPLATE)
 
 

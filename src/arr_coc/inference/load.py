@@ -18,10 +18,12 @@ from huggingface_hub.utils.logging import set_verbosity as set_hub_verbosity
 from safetensors import SafetensorError
 from torch import nn
 from transformers.utils.import_utils import is_torchvision_available
+from transformers.video_processing_utils import VideoProcessorMixin
 
 from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, EMBEDDED_SELECTOR, ARRCOCConfig
 from arr_coc.families.family import family_class
 from arr_coc.families.leaner_layers import PatchProjection
+from arr_coc.inference.clips import Qwen2VLClips, Qwen3VLClips
 from arr_coc.realizing import ARRCOCLayer
 from arr_coc.runtime.hub import CONFIG_NAME, UnreachableError, find_file
 from arr_coc.runtime.tensors import input_device
@@ -40,6 +42,8 @@ SCOPE = (
 # The folder of the LoRA adapter that was trained with a selector, beside that selector.
 ADAPTER = "adapter"
 _HUB = ("revision", "cache_dir", "local_files_only", "token")
+# Settings that a clip's pictures share with still ones.
+_OF_PICTURES = ("patch_size", "merge_size", "temporal_patch_size", "image_mean", "image_std", "size")
 # What transformers raises for configs and weights that make no sense.
 _UNREADABLE = (
     *(OSError, ValueError, RuntimeError, TypeError, LookupError, AttributeError),
@@ -59,7 +63,7 @@ def quiet_loading() -> None:
 
 
 def load_processor(directory_or_id: str | Path, **hub: Any) -> Any:
-    """Load a model's processor. Without torchvision it reads pictures, but no clips.
+    """Load a model's processor. Without torchvision it takes clips as lists of pictures, not as files.
 
     Args:
         directory_or_id (`str` or `Path`): a directory, a Hub id such as `Qwen/Qwen3-VL-2B-Instruct`, or `"embedded"`.
@@ -82,26 +86,59 @@ def load_processor(directory_or_id: str | Path, **hub: Any) -> Any:
     if is_torchvision_available():
         with contextlib.suppress(ValueError):  # it was saved without its video processor
             return _load(cls, directory_or_id, hub)
-    return _load(without_clips(cls), directory_or_id, hub)
+    return _load(without_torchvision(cls), directory_or_id, hub)
 
 
-def without_clips(cls: type[Any]) -> type[Any]:
-    """A processor class without the video processor, the only part that needs torchvision.
+def without_torchvision(cls: type[Any]) -> type[Any]:
+    """A Qwen-VL processor class whose video processor needs no torchvision, and takes clips as pictures.
 
-    transformers reads from the signature of `__init__` which parts to load.
+    Args:
+        cls (`type`): `Qwen2VLProcessor`, `Qwen2_5_VLProcessor` or `Qwen3VLProcessor`. If an object is made without a
+            `video_processor`, it reads the pictures of a clip with the settings of its `image_processor`.
     """
+    clips = Qwen3VLClips if issubclass(cls, transformers.Qwen3VLProcessor) else Qwen2VLClips
 
-    def init(self: Any, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None) -> None:
-        cls.__init__(self, image_processor, tokenizer, None, chat_template=chat_template)
+    def init(
+        self: Any,
+        image_processor: Any = None,
+        tokenizer: Any = None,
+        video_processor: Any = None,
+        chat_template: Any = None,
+    ) -> None:
+        if video_processor is None:
+            video_processor = clips(**{name: getattr(image_processor, name) for name in _OF_PICTURES})
+        cls.__init__(self, image_processor, tokenizer, video_processor, chat_template=chat_template)
+
+    def from_pretrained(made: Any, /, place: Any, **hub: Any) -> Any:
+        settings, _ = made.get_processor_dict(place, **hub)
+        parts = [
+            auto.from_pretrained(place, **hub) for auto in (transformers.AutoImageProcessor, transformers.AutoTokenizer)
+        ]
+        try:
+            parts.append(clips.from_pretrained(place, **hub))
+        except OSError:  # it was saved without a video processor
+            parts.append(None)
+        return made.from_args_and_dict(parts, settings)
+
+    def check(self: Any, name: str, part: Any) -> Any:  # transformers' own needs torchvision to know a video processor
+        if name == "video_processor" and isinstance(part, VideoProcessorMixin):
+            return VideoProcessorMixin
+        return cls.check_argument_for_proper_class(self, name, part)
 
     def reduce(self: Any) -> tuple[Any, ...]:  # pickle would look for the class by its name
-        return _make_without_clips, (cls,), self.__dict__
+        return _make_without_torchvision, (cls,), self.__dict__
 
-    return type(cls.__name__, (cls,), {"__init__": init, "__reduce__": reduce})
+    methods = {
+        "__init__": init,
+        "__reduce__": reduce,
+        "from_pretrained": classmethod(from_pretrained),
+        "check_argument_for_proper_class": check,
+    }
+    return type(cls.__name__, (cls,), methods)
 
 
-def _make_without_clips(cls: type[Any]) -> Any:
-    made: Any = without_clips(cls)
+def _make_without_torchvision(cls: type[Any]) -> Any:
+    made: Any = without_torchvision(cls)
     return made.__new__(made)
 
 

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from transformers import BatchEncoding
 
+from arr_coc.inference.clips import FPS, check_file
 from arr_coc.pixels.files import as_picture
 
 PictureLike = str | Path | Image.Image | np.ndarray
@@ -26,6 +27,10 @@ def make_messages(
     pictures: PictureLike | Message | Iterable[PictureLike | Message], question: str | None
 ) -> list[dict[str, Any]]:
     """A conversation about one or several pictures; given messages, they are continued.
+
+    A list of pictures is several pictures. A clip is a part of a message: `{"type": "video", "video": pictures}`, where
+    `pictures` is a list of pictures of one size or an array `[T, H, W, 3]` of bytes, and `"fps": 4` beside them says
+    how many come a second, if not 2. All are used. A video file in place of them needs torchvision and torchcodec.
 
     Args:
         pictures (a path, a `PIL.Image.Image`, an array `[H, W, 3]` of bytes, several of them, or messages): messages
@@ -84,16 +89,59 @@ def _open_content(content: Any) -> list[Any]:
     for part in content:
         source = next((name for name in ("image", "path", "url") if name in part), None)
         is_picture = source is not None and part.get("type", "image") == "image"
-        opened.append({"type": "image", "image": as_picture(part[source])} if is_picture else part)
+        if part.get("video") is not None and part.get("type", "video") == "video":
+            opened.append({**part, "type": "video", "video": _open_clip(part["video"])})
+        else:
+            opened.append({"type": "image", "image": as_picture(part[source])} if is_picture else part)
     return opened
+
+
+def _open_clip(clip: Any) -> Any:
+    """The pictures of a clip; an array or a video file stays as it is."""
+    if isinstance(clip, Path):
+        return str(clip)
+    if not isinstance(clip, list | tuple):
+        return clip
+    pictures = [as_picture(frame) for frame in clip]
+    sizes = sorted({picture.size for picture in pictures})
+    if len(sizes) != 1:
+        given = " and ".join(f"{width}x{height}" for width, height in sizes[:2]) or "no picture"
+        raise ValueError(f"a clip must be pictures of one size, got {given}; resize them first")
+    return pictures
 
 
 def check_messages(messages: list[dict[str, Any]], processor: Any) -> None:
     """Raise `ValueError` for clips that the processor cannot read."""
-    parts = [part for message in messages for part in message["content"]]
-    clips = any("video" in (part.get("type"), *part) for part in parts)
-    if clips and getattr(processor, "video_processor", None) is None:
-        raise ValueError("a clip needs torchvision, which is not installed; give pictures")
+    for clip in _clips(messages):
+        if getattr(processor, "video_processor", None) is None:
+            raise ValueError("this model reads no clips; give pictures")
+        if not _is_shown(clip):
+            check_file(clip.get("video") or clip.get("path") or clip.get("url"), processor)
+
+
+def _clips(messages: Iterable[Message]) -> list[Message]:
+    """The parts of messages that are clips."""
+    parts = [part for message in messages if not isinstance(message["content"], str) for part in message["content"]]
+    return [part for part in parts if part.get("type") == "video"]
+
+
+def _is_shown(clip: Message) -> bool:
+    """Whether a clip is given as pictures, not as a file."""
+    return clip.get("video") is not None and not isinstance(clip["video"], str)
+
+
+def _describe_clips(conversations: Sequence[Sequence[Message]]) -> dict[str, Any]:
+    """Options of the processor for clips given as pictures: all are used, at the rate that their part says."""
+    clips = [clip for messages in conversations for clip in _clips(messages)]
+    if not clips or not all(map(_is_shown, clips)):
+        return {}  # a file says it itself
+    about = []
+    for clip in clips:
+        frames, fps = len(clip["video"]), clip.get("fps") or FPS
+        if not isinstance(fps, int | float) or fps <= 0:
+            raise ValueError(f"`fps` of a clip must be a positive number, got {fps!r}")
+        about.append({"total_num_frames": frames, "fps": fps, "frames_indices": list(range(frames))})
+    return {"do_sample_frames": False, "video_metadata": about}
 
 
 def stand_in(picture: Image.Image, pixels: int = 2**16) -> Image.Image:
@@ -149,10 +197,11 @@ def make_inputs(
         add_generation_prompt=not answered,
         tokenize=True,
         return_dict=True,
-        processor_kwargs={"padding": True, "return_tensors": "pt", **side},
+        processor_kwargs={"padding": True, "return_tensors": "pt", **side, **_describe_clips(conversations)},
     ).to(device)
-    if dtype is not None and "pixel_values" in inputs:
-        inputs["pixel_values"] = inputs["pixel_values"].to(dtype)
+    for name in ("pixel_values", "pixel_values_videos"):
+        if dtype is not None and name in inputs:
+            inputs[name] = inputs[name].to(dtype)
     return dict(inputs)
 
 
