@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from arr_coc.data.worlds import draw_clip, draw_scene, list_worlds, make_example, open_world, split_seed
-from arr_coc.data.worlds.drawing import CHARACTERS, COLOURS, SHAPES
+from arr_coc.data.worlds.tools.drawing import CHARACTERS, COLOURS, SHAPES
 from arr_coc.data.worlds.world import Clip
 
 KINDS = open_world("clips").kinds

@@ -12,7 +12,7 @@ from arr_coc.data.worlds import draw_scene, split_seed
 from arr_coc.data.worlds import forms as forms_world
 from arr_coc.data.worlds.forms import FORM_KEYS, choose_keys, draw_form
 from arr_coc.data.worlds.pages import KEYS
-from arr_coc.data.worlds.sheet import MOST_SKEW, Sheet
+from arr_coc.data.worlds.tools.sheet import MOST_SKEW, Sheet
 
 PARTS = Path(__file__).parents[2] / "recipes" / "embedded" / "parts.py"
 

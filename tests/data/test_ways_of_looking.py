@@ -12,8 +12,8 @@ import pytest
 
 from arr_coc.data.worlds import draw_scene, make_example, open_world, split_seed
 from arr_coc.data.worlds.crowds import _gather
-from arr_coc.data.worlds.drawing import CHARACTERS, COLOURS, SHAPES
 from arr_coc.data.worlds.ends import _two_looks, _two_texts
+from arr_coc.data.worlds.tools.drawing import CHARACTERS, COLOURS, SHAPES
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "embedded"
 WORLDS = {"ends": "two_ends", "lines": "long_line", "crowds": "any"}

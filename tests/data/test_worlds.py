@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from arr_coc.cli import app
 from arr_coc.data.worlds import draw_scene, list_worlds, make_example, open_world, split_seed
-from arr_coc.data.worlds.drawing import CHARACTERS, COLOURS, SHAPES, Canvas, distance, draw_shape, make_ground
 from arr_coc.data.worlds.scenes import Shape, _ask_counts, _ask_relations
+from arr_coc.data.worlds.tools.drawing import CHARACTERS, COLOURS, SHAPES, Canvas, distance, draw_shape, make_ground
 from arr_coc.data.worlds.world import register_world
 
 KINDS = [(world, kind) for world in list_worlds() for kind in open_world(world).kinds]

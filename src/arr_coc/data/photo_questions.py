@@ -20,7 +20,7 @@ from PIL import Image
 
 from arr_coc.data.boxes import Box
 from arr_coc.data.example import open_file
-from arr_coc.data.worlds.wording import put
+from arr_coc.data.worlds.tools.wording import put
 from arr_coc.data.worlds.world import Question, Scene, Thing
 
 # Our own wordings; POPE's as published; everything that people write, to learn from.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from arr_coc.data.worlds.drawing import COLOURS, Canvas, jitter, make_ground, random_text
-from arr_coc.data.worlds.wording import put
+from arr_coc.data.worlds.tools.drawing import COLOURS, Canvas, jitter, make_ground, random_text
+from arr_coc.data.worlds.tools.wording import put
 from arr_coc.data.worlds.world import Question, Scene, Size, Thing, World, register_world
 
 

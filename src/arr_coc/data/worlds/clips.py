@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from arr_coc.data.boxes import Box
-from arr_coc.data.worlds.drawing import SHAPES, random_text
-from arr_coc.data.worlds.moving import Actor, Corner, Reel, finish_clip, shift
 from arr_coc.data.worlds.pages import Pages
-from arr_coc.data.worlds.wording import put
+from arr_coc.data.worlds.tools.drawing import SHAPES, random_text
+from arr_coc.data.worlds.tools.moving import Actor, Corner, Reel, finish_clip, shift
+from arr_coc.data.worlds.tools.wording import put
 from arr_coc.data.worlds.world import Clip, Question, Size, Thing, World, begin_scene, register_world
 
 # way -> (axis, sign)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from arr_coc.data.worlds.drawing import SHAPES
 from arr_coc.data.worlds.lines import start_canvas
 from arr_coc.data.worlds.scenes import visible_colours
-from arr_coc.data.worlds.wording import put
+from arr_coc.data.worlds.tools.drawing import SHAPES
+from arr_coc.data.worlds.tools.wording import put
 from arr_coc.data.worlds.world import Question, Scene, Size, Thing, World, register_world
 
 Look = tuple[str, str]  # shape and colour

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeVar
 
 from arr_coc.data.boxes import Box
-from arr_coc.data.worlds.drawing import (
+from arr_coc.data.worlds.lines import LEAST_LETTERS, readable_ink, shape_radius, start_canvas
+from arr_coc.data.worlds.scenes import visible_colours
+from arr_coc.data.worlds.tools.drawing import (
     CHARACTERS,
     SHAPES,
     Canvas,
@@ -20,9 +22,7 @@ from arr_coc.data.worlds.drawing import (
     lightness,
     random_text,
 )
-from arr_coc.data.worlds.lines import LEAST_LETTERS, readable_ink, shape_radius, start_canvas
-from arr_coc.data.worlds.scenes import visible_colours
-from arr_coc.data.worlds.wording import put
+from arr_coc.data.worlds.tools.wording import put
 from arr_coc.data.worlds.world import Question, Scene, Size, Thing, World, register_world
 
 Look = tuple[str, str]  # shape and colour

@@ -11,10 +11,10 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from arr_coc.data.boxes import Box
-from arr_coc.data.worlds.drawing import COLOURS, SHAPES, Colour, draw_shape, jitter, jitter_named
 from arr_coc.data.worlds.pages import ITEMS, KEYS, Maker
-from arr_coc.data.worlds.sheet import MOST_SKEW, Face, Sheet, choose_face, make_paper
-from arr_coc.data.worlds.wording import put
+from arr_coc.data.worlds.tools.drawing import COLOURS, SHAPES, Colour, draw_shape, jitter, jitter_named
+from arr_coc.data.worlds.tools.sheet import MOST_SKEW, Face, Sheet, choose_face, make_paper
+from arr_coc.data.worlds.tools.wording import put
 from arr_coc.data.worlds.world import Question, Scene, Size, Thing, World, register_world
 
 

@@ -6,7 +6,8 @@ import random
 import string
 
 from arr_coc.data.boxes import Box
-from arr_coc.data.worlds.drawing import (
+from arr_coc.data.worlds.scenes import visible_colours
+from arr_coc.data.worlds.tools.drawing import (
     CHARACTERS,
     COLOURS,
     SHAPES,
@@ -19,8 +20,7 @@ from arr_coc.data.worlds.drawing import (
     make_ground,
     random_text,
 )
-from arr_coc.data.worlds.scenes import visible_colours
-from arr_coc.data.worlds.wording import put
+from arr_coc.data.worlds.tools.wording import put
 from arr_coc.data.worlds.world import Question, Scene, Size, World, register_world
 
 LEAST_LETTERS = 18  # height of the smallest letters to read, in pixels

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 from arr_coc.data.boxes import Box
-from arr_coc.data.worlds.drawing import (
+from arr_coc.data.worlds.scenes import visible_colours
+from arr_coc.data.worlds.tools.drawing import (
     SHAPES,
     Canvas,
     Colour,
@@ -17,8 +18,7 @@ from arr_coc.data.worlds.drawing import (
     make_ground,
     random_text,
 )
-from arr_coc.data.worlds.scenes import visible_colours
-from arr_coc.data.worlds.wording import put
+from arr_coc.data.worlds.tools.wording import put
 from arr_coc.data.worlds.world import Question, Scene, Size, Thing, World, register_world
 
 _LETTERS = (18, 24)  # height of the signs' letters in pixels, for pictures of any size

@@ -6,8 +6,17 @@ import random
 from collections.abc import Callable
 
 from arr_coc.data.boxes import Box
-from arr_coc.data.worlds.drawing import COLOURS, Canvas, Colour, Font, choose_font, jitter, make_ground, random_text
-from arr_coc.data.worlds.wording import put
+from arr_coc.data.worlds.tools.drawing import (
+    COLOURS,
+    Canvas,
+    Colour,
+    Font,
+    choose_font,
+    jitter,
+    make_ground,
+    random_text,
+)
+from arr_coc.data.worlds.tools.wording import put
 from arr_coc.data.worlds.world import Question, Scene, Size, World, register_world
 
 Maker = Callable[[random.Random], str]

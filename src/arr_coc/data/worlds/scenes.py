@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 from arr_coc.data.boxes import Box
-from arr_coc.data.worlds.drawing import (
+from arr_coc.data.worlds.tools.drawing import (
     COLOURS,
     SHAPES,
     Canvas,
@@ -16,7 +16,7 @@ from arr_coc.data.worlds.drawing import (
     make_ground,
     random_text,
 )
-from arr_coc.data.worlds.wording import put
+from arr_coc.data.worlds.tools.wording import put
 from arr_coc.data.worlds.world import Question, Scene, Size, World, register_world
 
 # side -> (axis, sign): a thing is left of another if its far edge lies before the other's near edge

@@ -7,7 +7,7 @@ import random
 import numpy as np
 from PIL import Image, ImageDraw
 
-from arr_coc.data.worlds.drawing import (
+from arr_coc.data.worlds.tools.drawing import (
     COLOURS,
     SHAPES,
     Canvas,
@@ -18,7 +18,7 @@ from arr_coc.data.worlds.drawing import (
     make_noise,
     random_text,
 )
-from arr_coc.data.worlds.wording import put
+from arr_coc.data.worlds.tools.wording import put
 from arr_coc.data.worlds.world import Question, Scene, Size, World, register_world
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from arr_coc.data.boxes import Box
-from arr_coc.data.worlds.drawing import (
+from arr_coc.data.worlds.scenes import visible_colours
+from arr_coc.data.worlds.tools.drawing import (
     Canvas,
     Colour,
     choose_font,
@@ -23,7 +24,6 @@ from arr_coc.data.worlds.drawing import (
     make_ground,
     make_noise,
 )
-from arr_coc.data.worlds.scenes import visible_colours
 from arr_coc.data.worlds.world import Clip, Question, Size, Thing
 
 Corner = tuple[int, int]

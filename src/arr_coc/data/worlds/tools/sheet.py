@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
 from arr_coc.data.boxes import Box
-from arr_coc.data.worlds.drawing import Colour, Font, choose_font, jitter, make_noise
+from arr_coc.data.worlds.tools.drawing import Colour, Font, choose_font, jitter, make_noise
 from arr_coc.data.worlds.world import Size, Thing
 
 MOST_SKEW = 3.0  # degrees

@@ -1,0 +1,1 @@
+"""What worlds are drawn and worded with."""
