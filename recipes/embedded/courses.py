@@ -15,12 +15,23 @@ Grid = tuple[int, int]
 Kind = tuple[str, str]
 
 
+def one_frame(rng: random.Random) -> int:
+    """A picture."""
+    return 1
+
+
 class Part(NamedTuple):
-    """A share of the batches: its kinds with their weights, and a grid for a batch as training goes on (0 to 1)."""
+    """A share of the batches: its kinds with their weights, a grid for a batch as training goes on (0 to 1), frames."""
 
     share: float
     kinds: dict[Kind, int]
     grid: Callable[[random.Random, float], Grid]
+    frames: Callable[[random.Random], int] = one_frame
+
+
+def is_photos(part: Part) -> bool:
+    """Whether a part needs photographs."""
+    return any(world == "photos" for world, _ in part.kinds)
 
 
 SCENES: dict[Kind, int] = {
@@ -53,7 +64,22 @@ PAGES: dict[Kind, int] = {
     ("pages", "page_footnote"): 3,
 }
 NEEDLES: dict[Kind, int] = {("needles", "needle"): 1}
-PHOTOS: dict[Kind, int] = {("photos", "presence"): 1}
+PHOTOS: dict[Kind, int] = {
+    ("photos", "presence"): 6,
+    ("photos", "photo_count"): 2,
+    ("photos", "photo_relation"): 1,
+    ("photos", "presence_pope"): 0,  # measured alone; trained on as one of the wordings of presence
+}
+WAYS: dict[Kind, int] = {("ends", "two_ends"): 3, ("lines", "long_line"): 4, ("crowds", "any"): 2}
+FORMS: dict[Kind, int] = {("forms", "form_value"): 1}
+CLIPS: dict[Kind, int] = {
+    ("clips", "clip_direction"): 2,
+    ("clips", "clip_appears"): 3,
+    ("clips", "clip_first"): 2,
+    ("clips", "clip_blink"): 3,
+    ("clips", "clip_pan"): 4,
+    ("clips", "clip_cut"): 2,
+}
 
 
 def _sides(rng: random.Random, least: int, most: int, power: float) -> Grid:
@@ -87,13 +113,44 @@ def photo_grid(rng: random.Random, done: float) -> Grid:
     return side, side
 
 
+def wide_grid(rng: random.Random, done: float) -> Grid:
+    """384 to 768 pixels wide, and at least half as high."""
+    columns = rng.randint(12, 24)
+    return rng.randint((columns + 1) // 2, min(columns, 14)), columns
+
+
+def form_grid(rng: random.Random, done: float) -> Grid:
+    """384 to 640 pixels high at first, up to 1216 later; upright."""
+    rows = rng.randint(12, 20 + round(18 * min(1.0, 2 * done)))
+    return rows, max(12, round(rows * rng.uniform(0.62, 0.85)))
+
+
+def clip_grid(rng: random.Random, done: float) -> Grid:
+    """128 to 256 pixels."""
+    return _sides(rng, 4, 8, 1.0)
+
+
+def clip_frames(rng: random.Random) -> int:
+    """4 to 16, in pairs."""
+    return rng.choice((4, 6, 8, 8, 10, 12, 14, 16))
+
+
 COURSES: dict[str, tuple[Part, ...]] = {
-    "scenes": (Part(1.0, SCENES, scene_grid),),
-    "wide": (
-        Part(0.40, REHEARSED, scene_grid),
-        Part(0.28, PAGES, page_grid),
-        Part(0.12, NEEDLES, needle_grid),
-        Part(0.20, PHOTOS, photo_grid),
+    "first": (
+        Part(0.58, SCENES, scene_grid),
+        Part(0.14, WAYS, wide_grid),
+        Part(0.08, PAGES, page_grid),
+        Part(0.10, PHOTOS, photo_grid),
+        Part(0.10, CLIPS, clip_grid, clip_frames),
+    ),
+    "all": (
+        Part(0.26, REHEARSED, scene_grid),
+        Part(0.12, WAYS, wide_grid),
+        Part(0.16, PAGES, page_grid),
+        Part(0.12, FORMS, form_grid),
+        Part(0.07, NEEDLES, needle_grid),
+        Part(0.15, PHOTOS, photo_grid),
+        Part(0.12, CLIPS, clip_grid, clip_frames),
     ),
 }
 

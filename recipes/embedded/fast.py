@@ -1,4 +1,4 @@
-"""The same model, computed for pictures of one size in dense batches: several times faster than packed sequences.
+"""The same model, computed for pictures or clips of one size in dense batches: much faster than packed sequences.
 
 Only for training; `check` shows that it computes what the model itself does.
 """
@@ -13,17 +13,19 @@ from torch import Tensor
 from transformers.models.qwen3_vl.modeling_qwen3_vl import apply_rotary_pos_emb_vision
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
 
-BEFORE = 4  # text tokens before the picture
 
+def patches(pictures: Tensor, dtype: torch.dtype, patch: int = 16, merge: int = 2) -> Tensor:
+    """Pictures `[B, F, 3, H, W]` in 0 to 255 as patches `[B * G, n, C * T * P * P]` in merge order.
 
-def patches(pictures: Tensor, patch: int = 16, merge: int = 2) -> Tensor:
-    """Pictures `[B, H, W, 3]` of bytes as patches `[B, n, C * T * P * P]` in merge order."""
-    batch, height, width, _ = pictures.shape
+    Two frames of a clip make one group of tokens (T = 2); of a picture, which the model sees as two equal frames, each
+    patch is given once (T = 1).
+    """
+    _, frames, _, height, width = pictures.shape
+    pair = 1 if frames == 1 else 2
     h, w = height // patch // merge, width // patch // merge
-    # [B, h, m, P, w, m, P, C] -> [B, h, w, m, m, C, P, P]
-    split = pictures.view(batch, h, merge, patch, w, merge, patch, 3).permute(0, 1, 4, 2, 5, 7, 3, 6)
-    rows = split.reshape(batch, h * w * merge**2, 3, 1, patch * patch).float() / 127.5 - 1
-    return rows.expand(-1, -1, -1, 2, -1).reshape(batch, h * w * merge**2, -1)
+    # [B * G, T, C, h, m, P, w, m, P] -> [B * G, h, w, m, m, C, T, P, P]
+    split = pictures.reshape(-1, pair, 3, h, merge, patch, w, merge, patch).permute(0, 3, 6, 4, 7, 2, 1, 5, 8)
+    return (split.float() / 127.5 - 1).to(dtype).reshape(len(split), h * w * merge**2, -1)
 
 
 def vision_block(block: Any, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -51,19 +53,22 @@ class FastPath:
         self.visual, self.language = model.model.visual, model.model.language_model
         self.vision_block = torch.compile(vision_block, dynamic=True) if compiled else vision_block
         self.text_block = torch.compile(text_block, dynamic=True) if compiled else text_block
+        self.patches = torch.compile(patches, dynamic=True) if compiled else patches
 
     def encode(self, pictures: Tensor, grid: tuple[int, int]) -> tuple[Tensor, list[Tensor]]:
-        """Merged tokens `[B, N, D]` and further levels of them."""
-        visual, rows = self.visual, patches(pictures)
-        if torch.is_autocast_enabled(pictures.device.type):
-            rows = rows.to(torch.get_autocast_dtype(pictures.device.type))
+        """Merged tokens `[B, G * N, D]` of pictures `[B, F, 3, H, W]`, and further levels of them."""
+        visual, device = self.visual, pictures.device.type
+        mixed = torch.is_autocast_enabled(device)
+        rows = self.patches(pictures, torch.get_autocast_dtype(device) if mixed else torch.float32)
         one = torch.tensor([[1, 2 * grid[0], 2 * grid[1]]], device=pictures.device)
         index, weight = get_vision_interpolation_indices_and_weights(
             one, num_grid_per_side=visual.num_grid_per_side, mode=visual.interpolation_mode,
             align_corners=visual.interpolation_align_corners, spatial_merge_size=2,
         )  # fmt: skip
         project = visual.patch_embed.proj
-        hidden = F.linear(rows, project.weight.flatten(1), project.bias)  # a convolution with no overlap
+        # a convolution with no overlap; equal frames share the sum of both weights
+        weight_of = project.weight.sum(dim=2) if pictures.shape[1] == 1 else project.weight
+        hidden = F.linear(rows, weight_of.flatten(1), project.bias)
         hidden = hidden + (visual.pos_embed(index) * weight[:, :, None]).sum(1).to(hidden.dtype)
         cos, sin = visual.rotary_pos_emb(hidden[0], get_vision_position_ids(one, 2))
         levels = []
@@ -71,49 +76,32 @@ class FastPath:
             hidden = self.vision_block(block, hidden, cos, sin)
             if number in visual.deepstack_visual_indexes:
                 merger = visual.deepstack_merger_list[visual.deepstack_visual_indexes.index(number)]
-                levels.append(merger(hidden.flatten(0, 1)).unflatten(0, (len(rows), -1)))
-        return visual.merger(hidden.flatten(0, 1)).unflatten(0, (len(rows), -1)), levels
+                levels.append(merger(hidden.flatten(0, 1)).unflatten(0, (len(pictures), -1)))
+        return visual.merger(hidden.flatten(0, 1)).unflatten(0, (len(pictures), -1)), levels
 
-    def read(self, before: Tensor, batch: dict[str, Any], tokens: Tensor, levels: list[Tensor]) -> Tensor:
+    def read(self, batch: dict[str, Any], tokens: Tensor, levels: list[Tensor]) -> Tensor:
         """Last hidden states `[B, T, D]` of the questions' text, each question by itself."""
-        (height, width), count = batch["grid"], tokens.shape[1]
+        opening, visual = batch["opening"], batch["visual"]  # ids [L0], and which of them stand for tokens
         embed = self.language.embed_tokens
-        opening = embed(before).expand(len(tokens), -1, -1).to(tokens.dtype)
-        hidden = torch.cat([opening, tokens, embed(batch["ids"]).to(tokens.dtype)], dim=1)
-        cos, sin = self.language.rotary_emb(hidden, positions(batch["within"], height, width))
-        mask = self.mask(batch["turn"], BEFORE + count)
+        before = embed(opening).to(tokens.dtype).expand(len(tokens), -1, -1)
+        hidden = torch.cat([before.index_copy(1, visual, tokens), embed(batch["ids"]).to(tokens.dtype)], dim=1)
+        begin = batch["positions"].max() + 1
+        text = (batch["within"] + begin).expand(3, -1, -1)
+        positions = torch.cat([batch["positions"][:, None].expand(-1, len(tokens), -1), text], dim=2)
+        cos, sin = self.language.rotary_emb(hidden, positions)
+        mask = self.mask(batch["turn"], len(opening))
         for number, block in enumerate(self.language.layers):
             hidden = self.text_block(block, hidden, cos, sin, mask)
             if number < len(levels):
-                hidden = torch.cat(
-                    [
-                        hidden[:, :BEFORE],
-                        hidden[:, BEFORE : BEFORE + count] + levels[number],
-                        hidden[:, BEFORE + count :],
-                    ],
-                    dim=1,
-                )
-        return self.language.norm(hidden[:, BEFORE + count :])
+                hidden = hidden.index_add(1, visual, levels[number].to(hidden.dtype))
+        return self.language.norm(hidden[:, len(opening) :])
 
     @staticmethod
     def mask(turn: Tensor, prefix: int) -> Tensor:
         """True `[B, 1, L, L]` where a token may look: back, at the picture and at its own question."""
-        owner = F.pad(turn, (prefix, 0))  # 0 is the picture, and padding
-        owner[:, :prefix] = 0
+        owner = F.pad(turn, (prefix, 0))  # 0 is what comes before the questions, and padding
         padding = F.pad(turn == 0, (prefix, 0))
         same = (owner[:, :, None] == owner[:, None, :]) | (owner[:, None, :] == 0) & ~padding[:, None, :]
         length = owner.shape[1]
         causal = torch.ones(length, length, dtype=torch.bool, device=turn.device).tril()
         return (same & causal)[:, None]
-
-
-def positions(within: Tensor, height: int, width: int) -> Tensor:
-    """M-RoPE positions `[3, B, L]` of opening, picture, and each question after the picture."""
-    batch, device = len(within), within.device
-    opening = torch.arange(BEFORE, device=device).expand(3, -1)
-    row = torch.arange(height, device=device).repeat_interleave(width) + BEFORE
-    column = torch.arange(width, device=device).repeat(height) + BEFORE
-    picture = torch.stack([torch.full_like(row, BEFORE), row, column])
-    fixed = torch.cat([opening, picture], dim=1)[:, None].expand(-1, batch, -1)
-    text = (within + BEFORE + max(height, width)).expand(3, -1, -1)
-    return torch.cat([fixed, text], dim=2)

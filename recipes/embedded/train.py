@@ -1,11 +1,8 @@
-r"""Train the embedded model from nothing, or go on from weights.
+"""Train the embedded model from nothing, or go on from weights; README.md has the commands of all courses.
 
-    python recipes/embedded/train.py --seconds 1100 --out runs/embedded
-    python recipes/embedded/train.py --seconds 1500 --seed 1 --rate 8e-4 --start src/arr_coc/assets/embedded \
-        --course wide --photos photos --out runs/wide
-
-Needs one GPU. The language model learns answers; the encoder's tokens also learn which words lie under them, scored
-through the tied word embeddings. The base never sees pruned prompts.
+Needs one GPU. The language model learns answers. The encoder's tokens also learn which words lie under them, through a
+linear head of their own that shares nothing with the word embeddings and is not shipped. The base never sees pruned
+prompts.
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,12 +21,34 @@ import torch
 import torch.nn.functional as F
 import transformers
 import typer
+from courses import COURSES, Kind
 from data import SEEN, Batcher, Held, Stream
-from fast import FastPath
+from fast import FastPath, patches
+from muon import StackedMuon
 from parts import make_config, make_processor, save_processor
+from placing import Resampler, place, words_under
+from safetensors.torch import load_file, save_file
+from torch import nn
 
 from arr_coc.data.coco import Photo, read_photos
-from arr_coc.data.worlds.drawing import extra_fonts
+from arr_coc.data.worlds.tools.drawing import extra_fonts
+
+HEAD = "head.safetensors"
+POOL = 40  # batches on the device
+
+
+def make_head(width: int, start: Path | None) -> nn.Linear:
+    """The head of the dense loss, one row a word of `SEEN`; rows that an earlier course learned are kept, by name."""
+    head = nn.Linear(width, len(SEEN))
+    nn.init.zeros_(head.weight)
+    nn.init.constant_(head.bias, -3.0)  # words are rare
+    if start is not None and (start / HEAD).exists():
+        rows = load_file(start / HEAD)
+        with torch.no_grad():
+            for number, word in enumerate(SEEN):
+                if word in rows:
+                    head.weight[number], head.bias[number] = rows[word][:-1], rows[word][-1]
+    return head
 
 
 class Trainer:
@@ -48,7 +66,7 @@ class Trainer:
     ) -> None:
         torch.manual_seed(seed)
         self.device = torch.device(device)
-        self.processor = make_processor(512 if course == "scenes" else 1024)
+        self.processor = make_processor(1024)
         self.tokenizer = self.processor.tokenizer
         if start is None:
             self.model: Any = transformers.Qwen3VLForConditionalGeneration(make_config(self.tokenizer))
@@ -59,64 +77,45 @@ class Trainer:
         self.model.to(self.device)
         self.fast = FastPath(self.model, compiled)
         self.batcher = Batcher(self.tokenizer, tokens, course, photos)
-        self.before = torch.tensor(self.batcher.before, device=self.device)
-        names = [self.tokenizer.encode(word, add_special_tokens=False) for word in SEEN]
-        self.seen_ids = torch.tensor([word for name in names for word in name], device=self.device)
-        self.seen_from = torch.tensor([0, *accumulate(map(len, names))][:-1], device=self.device)
-        # sharpness and rarity of the dense loss; dropped afterwards
-        self.dense = torch.nn.Parameter(torch.tensor([0.0, -3.0], device=self.device))
+        self.head = make_head(self.model.config.text_config.hidden_size, start).to(self.device)
+        self.resample = Resampler(compiled)
+        self.losing = torch.compile(dense_loss, dynamic=True) if compiled else dense_loss
 
     def to_device(self, batch: dict[str, Any]) -> dict[str, Any]:
         pin = self.device.type == "cuda"
-        return {
+        found = {
             name: (value.pin_memory() if pin else value).to(self.device, non_blocking=True)
             if isinstance(value, torch.Tensor)
             else value
             for name, value in batch.items()
         }
+        # [B, F, H, W, 3] -> [B, F, 3, H, W]
+        return found | {"pictures": found["pictures"].permute(0, 1, 4, 2, 3).contiguous()}
 
-    def forward(self, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits at the answers `[M, V]`, and of the words under each token `[B, N, W]`."""
+    def forward(self, batch: dict[str, Any], moved: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits at the answers `[M, V]`, and the loss of the words under each token."""
+        where = place(batch["sizes"], batch["grid"], moved)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            tokens, levels = self.fast.encode(batch["pictures"], batch["grid"])
-            hidden = self.fast.read(self.before, batch, tokens, levels)
+            pictures = self.resample(batch["pictures"], batch["sizes"], where, batch["grid"])
+            tokens, levels = self.fast.encode(pictures, batch["grid"])
+            hidden = self.fast.read(batch, tokens, levels)
             table = self.model.model.language_model.embed_tokens.weight
             answers = F.linear(hidden.flatten(0, 1)[batch["where"]], table)
-            names = F.embedding_bag(self.seen_ids, table, self.seen_from, mode="mean")  # [W, D]
-            under = F.linear(tokens, names.to(tokens.dtype))
-        return answers.float(), under.float() * self.dense[0].exp() + self.dense[1]
+            under = self.head(tokens).view(batch["images"], -1, len(SEEN))  # [B, G * N, W] -> [B * G, N, W]
+        return answers.float(), self.losing(under, words_under(batch, where, len(SEEN)))
 
-    def losses(self, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of the answers, and of the words under the tokens: a sum over both, by the number of words there are."""
-        answers, under = self.forward(batch)
-        return F.cross_entropy(answers, batch["targets"]), self.dense_loss(under, batch)
+    def losses(self, batch: dict[str, Any], moved: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the answers, and of the words under the tokens."""
+        answers, dense = self.forward(batch, moved)
+        return F.cross_entropy(answers, batch["targets"]), dense
 
-    def dense_loss(self, under: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
-        seen = batch["seen"].float()
-        weight = torch.full((len(SEEN),), 4.0, device=self.device)
-        dense = F.binary_cross_entropy_with_logits(under, seen, pos_weight=weight, reduction="sum")
-        return dense / (seen.sum() + len(seen))
-
-    def settle(self, batch: dict[str, Any], steps: int = 300) -> float:
-        """Find sharpness and rarity of the dense loss for a model that was trained before, and its loss then."""
-        with torch.no_grad():
-            under = (self.forward(batch)[1] - self.dense[1]) / self.dense[0].exp()
-        optimizer = torch.optim.Adam([self.dense], lr=0.05)
-        for _ in range(steps):
-            loss = self.dense_loss(under * self.dense[0].exp() + self.dense[1], batch)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        return float(loss.detach())
-
-    @torch.no_grad()
     def evaluate(self, held: list[dict[str, Any]]) -> dict[str, float]:
-        """Share of exact answers by kind."""
+        """Share of exact answers by kind; with gradients, for which alone the blocks were compiled."""
         self.model.eval()
         right: dict[str, list[bool]] = {}
         for batch in held:
             batch = self.to_device(batch)
-            answers, _ = self.forward(batch)
+            answers = self.forward(batch)[0].detach()
             wrong = torch.zeros_like(batch["labels"], dtype=torch.bool).flatten()
             wrong[batch["where"]] = answers.argmax(dim=-1) != batch["targets"]
             wrong = wrong.view_as(batch["labels"])
@@ -136,12 +135,44 @@ class Trainer:
             part.dtype = torch.bfloat16  # not that of the weights it went on from
         model.save_pretrained(aside, max_shard_size="11MB")
         save_processor(self.processor, aside)
+        rows = torch.cat([self.head.weight, self.head.bias[:, None]], dim=1).detach().cpu()
+        save_file({word: row.clone() for word, row in zip(SEEN, rows, strict=True)}, aside / HEAD)
         (aside / "curve.json").write_text(json.dumps(curve, indent=0) + "\n")
         if out.exists():
             for path in out.iterdir():
                 path.unlink()
             out.rmdir()
         aside.rename(out)
+
+
+def dense_loss(under: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    """A sum over words and tokens, by the number of words there are."""
+    weight = torch.full((under.shape[-1],), 4.0, device=under.device)
+    dense = F.binary_cross_entropy_with_logits(under.float(), seen.float(), pos_weight=weight, reduction="sum")
+    return dense / (seen.sum() + len(seen))
+
+
+def make_optimizers(model: nn.Module, head: nn.Module, cuda: bool) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the layers, AdamW for tables, norms, biases and the head."""
+    matrices, decayed, others = [], [], [*head.parameters()]
+    for name, weight in model.named_parameters():
+        if weight.ndim == 2 and "embed" not in name:
+            matrices.append(weight)
+        else:
+            (decayed if weight.ndim >= 2 else others).append(weight)
+    return [
+        StackedMuon(matrices),
+        torch.optim.AdamW(
+            [{"params": decayed, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}],
+            betas=(0.9, 0.98), fused=cuda,
+        ),
+    ]  # fmt: skip
+
+
+def rate_at(done: float, step: int, falling: float, warm: int = 300) -> float:
+    """Share of the highest rate: it rises, holds, and falls to a hundredth in the last part of the course."""
+    fallen = max(0.0, (done - 1 + falling) / falling) if falling else 0.0
+    return min(1.0, (step + 1) / warm) * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * fallen)))
 
 
 def bring(trainer: Trainer, loader: Iterator[dict[str, Any]], ready: queue.Queue[Any]) -> None:
@@ -179,28 +210,28 @@ def fill(held: list[dict[str, Any]], dataset: Held, workers: int) -> None:
     threading.Thread(target=draw, daemon=True).start()
 
 
-def check(trainer: Trainer) -> float:
-    """Largest difference between the fast path and the model's own forward, in logits."""
-    part = trainer.batcher.course[0]
-    batch = trainer.to_device(trainer.batcher.held("validation", 0, ("scenes", "read"), part, random.Random(0)))
-    small = {name: value[:2] if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
-    from PIL import Image
-
-    with torch.no_grad():
-        tokens, levels = trainer.fast.encode(small["pictures"], small["grid"])
-        hidden = trainer.fast.read(trainer.before, small, tokens, levels)
-        fast = trainer.model.lm_head(hidden.to(trainer.model.dtype)).float()
-        worst = 0.0
-        for row in range(2):
-            image = Image.fromarray(small["pictures"][row].cpu().numpy())
-            images = trainer.processor.image_processor(images=[image], return_tensors="pt").to(trainer.device)
-            text = small["ids"][row][small["turn"][row] > 0]
-            count = small["grid"][0] * small["grid"][1]
-            picture = torch.full((count,), trainer.batcher.image, device=trainer.device)
-            ids = torch.cat([trainer.before, picture, text])[None]
-            types = (ids == trainer.batcher.image).int()
-            logits = trainer.model(input_ids=ids, mm_token_type_ids=types, **images).logits[0, -len(text) :].float()
-            worst = max(worst, float((logits - fast[row, : len(text)]).abs().max() / logits.std()))
+@torch.no_grad()
+def check(trainer: Trainer, kind: Kind) -> float:
+    """Largest difference between the fast path and the model's own forward, in logits, as a share of their spread."""
+    [part] = [part for part in COURSES["all"] if kind in part.kinds]
+    batch = trainer.to_device(trainer.batcher.held("validation", 0, kind, part, random.Random(0)))
+    where = place(batch["sizes"], batch["grid"], False)
+    pictures = trainer.resample(batch["pictures"], batch["sizes"], where, batch["grid"]).round()
+    hidden = trainer.fast.read(batch, *trainer.fast.encode(pictures, batch["grid"]))
+    fast = trainer.model.lm_head(hidden.to(trainer.model.dtype)).float()
+    worst = 0.0
+    for row in range(2):
+        text = batch["ids"][row][batch["turn"][row] > 0]
+        ids = torch.cat([batch["opening"], text])[None]
+        clip = pictures.shape[1] > 1
+        grid = torch.tensor([[batch["groups"], *(2 * side for side in batch["grid"])]], device=trainer.device)
+        frames = pictures[row : row + 1].expand(-1, -1 if clip else 2, -1, -1, -1)
+        pixels = patches(frames, torch.float32).flatten(0, 1)
+        given = {"pixel_values_videos": pixels, "video_grid_thw": grid} if clip else {
+            "pixel_values": pixels, "image_grid_thw": grid}  # fmt: skip
+        marks = (ids == trainer.batcher.image).int() + 2 * (ids == trainer.batcher.video).int()
+        logits = trainer.model(input_ids=ids, mm_token_type_ids=marks, **given).logits[0, -len(text) :].float()
+        worst = max(worst, float((logits - fast[row, : len(text)]).abs().max() / logits.std()))
     return worst
 
 
@@ -210,18 +241,21 @@ def main(
     start: Annotated[Path | None, typer.Option(help="Go on from this model.")] = None,
     seed: Annotated[int, typer.Option(help="Of the weights, and of the first picture.")] = 0,
     rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 1.5e-3,
+    falling: Annotated[float, typer.Option(help="Last part of the time, in which the rate falls.")] = 1.0,
     tokens: Annotated[int, typer.Option(help="Visual tokens of a batch.")] = 36864,
     workers: Annotated[int, typer.Option(help="Processes that draw.")] = 15,
-    reuse: Annotated[int, typer.Option(help="How often a batch is used.")] = 2,
+    reuse: Annotated[int, typer.Option(help="How often a batch is used at most, until the next is drawn.")] = 6,
     every: Annotated[float, typer.Option(help="Seconds between evaluations.")] = 120,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda" if torch.cuda.is_available() else "cpu",
     compiled: Annotated[bool, typer.Option(help="Compile the blocks.")] = True,
-    course: Annotated[str, typer.Option(help="What is drawn: scenes or wide.")] = "scenes",
+    course: Annotated[str, typer.Option(help="What is drawn, see courses.py.")] = "scenes",
     photos: Annotated[
         Path | None, typer.Option(help="Folder with train and validation, each in COCO format, for the wide course.")
     ] = None,
 ) -> None:
     begin = time.time()
+    # its backward with a mask gives NaN for some lengths on Hopper (pytorch issue 196678)
+    torch.backends.cuda.enable_cudnn_sdp(False)
     shown = {} if photos is None else {split: read_photos(photos / split) for split in ("train", "validation")}
     trainer = Trainer(start, seed, device, compiled and device == "cuda", tokens, course, shown)
     model = trainer.model
@@ -231,7 +265,8 @@ def main(
     if device == "cuda" and not extra_fonts():
         raise typer.BadParameter("matplotlib is not installed; its fonts are needed for variety")
     if device == "cpu":
-        print(f"fast path differs from the model by {check(trainer):.1e}", flush=True)
+        for kind in (("scenes", "read"), ("clips", "clip_first")):
+            print(f"{kind[0]}: fast path differs from the model by {check(trainer, kind):.1e}", flush=True)
     first = seed * 10**12  # a run that goes on has a seed of its own, and sees other pictures
     stream = Stream(trainer.batcher, first, seconds)
     ahead = {"num_workers": workers, "prefetch_factor": 3 if workers else None}
@@ -240,15 +275,8 @@ def main(
     fill(held, Held(Batcher(trainer.tokenizer, tokens // 4, course, shown), "validation", 2), 2 if workers else 0)
     ready: queue.Queue[Any] = queue.Queue(maxsize=6)
     threading.Thread(target=bring, args=(trainer, loader, ready), daemon=True).start()
-    decayed = [p for p in model.parameters() if p.ndim >= 2]
-    others = [p for p in model.parameters() if p.ndim < 2]
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": decayed, "weight_decay": 0.05},
-            {"params": [*others, trainer.dense], "weight_decay": 0.0},
-        ],
-        lr=rate, betas=(0.9, 0.98), fused=device == "cuda",
-    )  # fmt: skip
+    optimizers = make_optimizers(model, trainer.head, device == "cuda")
+    learned = [*model.parameters(), *trainer.head.parameters()]
     pool: list[list[Any]] = []  # batches on the device, and how often each may still be used
     rng = random.Random(seed)
     curve: list[dict[str, Any]] = []
@@ -257,24 +285,26 @@ def main(
     model.train()
     trained_from = time.time()
     while (done := (time.time() - trained_from) / seconds) < 1:
-        if len(pool) < 32:
+        if not pool or not ready.empty():
             wait = time.time()
             pool.append([take(ready), reuse])
             waited += time.time() - wait
-        place = rng.randrange(len(pool))
-        batch = pool[place][0]
-        pool[place][1] -= 1
-        if pool[place][1] <= 0:
-            pool.pop(place)
-        if step == 0 and start is not None:  # not kept with the weights
-            print(f"dense loss {trainer.settle(batch):.2f}, {trainer.dense.tolist()}", flush=True)
-        for group in optimizer.param_groups:
-            group["lr"] = rate * min(1.0, (step + 1) / 400) * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done)))
-        answer, dense = trainer.losses(batch)
-        optimizer.zero_grad(set_to_none=True)
+            if len(pool) > POOL:
+                pool.remove(min(pool, key=lambda one: one[1]))
+        chosen = rng.randrange(len(pool))
+        batch, uses = pool[chosen]
+        pool[chosen][1] -= 1
+        if uses <= 1:
+            pool.pop(chosen)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate * rate_at(done, step, falling)
+            optimizer.zero_grad(set_to_none=True)
+        answer, dense = trainer.losses(batch, moved=uses < reuse)
         (answer + 0.15 * dense).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        torch.nn.utils.clip_grad_norm_(learned, 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
         recent.append(torch.stack([answer.detach(), dense.detach()]))
         step, pictures = step + 1, pictures + len(batch["kinds"])
         if step % 200 == 0 or step in (1, 20):

@@ -3,6 +3,7 @@
 import random
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,17 +23,19 @@ def import_recipe():
     sys.path.insert(0, str(RECIPE))
     try:
         import data
-        import fast
         import looking
+        import muon
         import parts
+        import placing
+        import train
     finally:
         sys.path.remove(str(RECIPE))
-    return parts, data, fast, looking
+    return SimpleNamespace(data=data, looking=looking, muon=muon, parts=parts, placing=placing, train=train)
 
 
 @pytest.fixture(scope="module", name="tokenizer")
 def make_tokenizer(recipe):
-    return recipe[0].make_tokenizer()
+    return recipe.parts.make_tokenizer()
 
 
 @pytest.mark.parametrize(
@@ -60,16 +63,16 @@ def test_any_text_can_be_asked(tokenizer):
 
 @pytest.mark.slow
 def test_every_word_of_the_worlds_is_one_token(recipe, tokenizer):
-    _, data, *_ = recipe
+    data = recipe.data
     from arr_coc.data.worlds import make_example
 
     for word in data.SEEN:
         tokens = tokenizer.tokenize(word)
         assert len(tokens) == len(word.split()), tokens  # "traffic light" has two
-    kinds = [kind for part in data.COURSES["wide"] for kind in part.kinds if kind[0] != "photos"]
+    kinds = [kind for part in data.COURSES["all"] for kind in part.kinds if kind[0] != "photos"]
     for world, kind in kinds:
         for seed in range(8):
-            sample = make_example(world, seed, kind, (512, 512))
+            sample = make_example(world, seed, kind, None if world == "clips" else (512, 512))
             tokens = tokenizer.tokenize(sample.question)
             assert tokenizer.unk_token not in tokens
             assert sum(len(token) == 1 and token.islower() for token in tokens) <= 2, tokens  # a plural
@@ -77,7 +80,7 @@ def test_every_word_of_the_worlds_is_one_token(recipe, tokenizer):
 
 
 def test_the_processor_opens_from_a_directory_and_knows_its_chat(recipe, tmp_path):
-    parts, *_ = recipe
+    parts = recipe.parts
     processor = parts.make_processor()
     processor.save_pretrained(tmp_path)
     parts.make_config(processor.tokenizer).save_pretrained(tmp_path)
@@ -94,54 +97,133 @@ def test_the_processor_opens_from_a_directory_and_knows_its_chat(recipe, tmp_pat
     assert inputs["image_grid_thw"].tolist() == [[1, 8, 12]]
 
 
+@pytest.fixture(scope="module", name="trainer")
+def make_trainer(recipe):
+    trainer = recipe.train.Trainer(None, 0, "cpu", False, tokens=64, course="first")
+    assert sum(parameter.numel() for parameter in trainer.model.parameters()) <= 12e6
+    return trainer
+
+
+def draw_batch(recipe, trainer, kind, questions):
+    """Pictures or clips of one size, and questions about each."""
+    [part] = [part for part in recipe.data.COURSES["all"] if kind in part.kinds]
+    rng = random.Random(0)
+    grid, frames = (4, 5), min(6, part.frames(rng))
+    scenes = [trainer.batcher.draw("train", seed, kind, grid, frames, rng, varied=False) for seed in range(3)]
+    batch = trainer.batcher.put_together(scenes, [kind[1]] * 3, grid, rng, questions)
+    return trainer.to_device(batch)
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", [("scenes", "color"), ("clips", "clip_first")], ids=lambda kind: kind[0])
 @torch.no_grad()
-def test_the_fast_path_is_the_model_with_each_question_by_itself(recipe, tokenizer):
-    parts, data, fast, _ = recipe
-    torch.manual_seed(0)
-    config = parts.make_config(tokenizer)
-    model = transformers.Qwen3VLForConditionalGeneration(config).eval()
-    assert sum(parameter.numel() for parameter in model.parameters()) <= 12e6
-    batcher = data.Batcher(tokenizer, tokens=64)
-    rng = random.Random(1)
-    batch = batcher("train", 0, rng)
-    batch = {name: value[:2] if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
-    path = fast.FastPath(model, compiled=False)
-    tokens, levels = path.encode(batch["pictures"], batch["grid"])
-    hidden = path.read(torch.tensor(batcher.before), batch, tokens, levels)
-    logits = model.lm_head(hidden)
-    images = parts.make_processor().image_processor
+def test_the_fast_path_is_the_model_with_each_question_by_itself(recipe, trainer, tokenizer, kind):
+    batch, model = draw_batch(recipe, trainer, kind, 4), trainer.model
+    where = recipe.placing.place(batch["sizes"], batch["grid"], moved=False)
+    pictures = trainer.resample(batch["pictures"], batch["sizes"], where, batch["grid"]).round()
+    logits = model.lm_head(trainer.fast.read(batch, *trainer.fast.encode(pictures, batch["grid"])))
+    processor, name = trainer.processor, "videos" if kind[0] == "clips" else "images"
+    pad = "<|video_pad|>" if kind[0] == "clips" else "<|vision_start|><|image_pad|><|vision_end|>"
     checked = 0
-    for row in range(2):
-        picture = images(images=[Image.fromarray(batch["pictures"][row].numpy())], return_tensors="pt")
+    for row in range(3):
+        frames = [Image.fromarray(frame.permute(1, 2, 0).byte().numpy()) for frame in pictures[row]]
+        shown = {name: [frames if kind[0] == "clips" else frames[0]]}
         for turn in range(1, int(batch["turn"][row].max()) + 1):
             own = batch["turn"][row] == turn
-            count = batch["grid"][0] * batch["grid"][1]
-            ids = torch.cat([torch.tensor(batcher.before), torch.full((count,), batcher.image), batch["ids"][row][own]])
-            types = (ids == batcher.image).int()[None]
-            expected = model(input_ids=ids[None], mm_token_type_ids=types, **picture).logits[0, -int(own.sum()) :]
+            said = tokenizer.decode(batch["ids"][row][own])
+            text = f"<|im_start|>user\n{pad}{said}"
+            inputs = processor(text=[text], return_tensors="pt", **shown)
+            assert inputs["input_ids"][0, : len(batch["opening"])].tolist() == batch["opening"].tolist()
+            inputs["input_ids"] = torch.cat([batch["opening"], batch["ids"][row][own]])[None]
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+            types = inputs["mm_token_type_ids"][:, : len(batch["opening"])]
+            inputs["mm_token_type_ids"] = torch.nn.functional.pad(types, (0, int(own.sum())))
+            expected = model(**inputs).logits[0, -int(own.sum()) :]
             torch.testing.assert_close(logits[row][own], expected, atol=1e-4, rtol=1e-4)
             labels = batch["labels"][row][own]
             begin = int((labels != -100).nonzero()[0])
             assert labels[begin:-1].tolist() == batch["ids"][row][own][begin + 1 :].tolist()
             assert labels[-2] == tokenizer.eos_token_id
             checked += 1
-    assert checked >= 2
+    assert checked >= 5
 
 
-def test_seen_words_lie_under_their_tokens(recipe):
-    _, data, *_ = recipe
-    from arr_coc.data.worlds import draw_scene
+def test_the_dense_loss_shares_nothing_with_the_words(recipe, trainer):
+    """Its graph does not reach the word embeddings, which are the output layer too; that of the answers does."""
+    batch = draw_batch(recipe, trainer, ("scenes", "color"), 2)
+    answer, dense = trainer.losses(batch)
+    table = trainer.model.get_input_embeddings().weight
+    assert table is trainer.model.lm_head.weight
+    encoder = trainer.model.model.visual.patch_embed.proj.weight
+    [words, seen] = torch.autograd.grad(dense, [table, encoder], allow_unused=True, retain_graph=True)
+    assert words is None
+    assert seen.abs().sum() == 0  # the head begins at zero
+    with torch.no_grad():
+        trainer.head.weight.normal_(std=0.1)
+    [words, seen] = torch.autograd.grad(trainer.losses(batch)[1], [table, encoder], allow_unused=True)
+    assert words is None
+    assert seen.abs().sum() > 0
+    [words] = torch.autograd.grad(answer, [table])
+    assert words.abs().sum() > 0
 
-    scene = draw_scene("scenes", 3, "color", (256, 192))
-    seen = data.seen_words(scene, 6, 8)
-    assert seen.shape == (48, len(data.SEEN))
-    for thing in scene.things:
-        x, y = (thing.box[0] + thing.box[2]) / 2, (thing.box[1] + thing.box[3]) / 2
-        under = seen[int(y // 32) * 8 + int(x // 32)]
-        assert all(under[data.PLACES[word]] for word in thing.words), thing
-    blank = draw_scene("void", 3, "void_count", (256, 192))
-    assert data.seen_words(blank, 6, 8).sum() == 0
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_seen_words_lie_under_their_tokens(recipe, trainer, moved):
+    """Wherever the picture was moved, the colour of a shape is under the tokens that have its name."""
+    torch.manual_seed(1)
+    batch = draw_batch(recipe, trainer, ("scenes", "color"), 1)
+    where = recipe.placing.place(batch["sizes"], batch["grid"], moved)
+    seen = recipe.placing.words_under(batch, where, len(recipe.data.SEEN))
+    assert seen.shape == (3, 20, len(recipe.data.SEEN))
+    picture = torch.zeros(1, 1, 3, 120, 150, dtype=torch.uint8)
+    picture[..., 40:60, 90:110] = 255
+    batch = {
+        "sizes": torch.tensor([[150.0, 120.0]]), "grid": (4, 5), "groups": 1, "images": 1,
+        "boxes": torch.tensor([[90.0, 40.0, 110.0, 60.0]]), "owner": torch.tensor([0]), "word": torch.tensor([1]),
+    }  # fmt: skip
+    where = recipe.placing.place(batch["sizes"], batch["grid"], moved)
+    seen = recipe.placing.words_under(batch, where, 2)[0]
+    shown = trainer.resample(picture, batch["sizes"], where, batch["grid"])[0, 0, 0]
+    bright = torch.nn.functional.avg_pool2d(shown[None], 32).flatten()
+    assert not seen[:, 0].any()
+    assert bright[seen[:, 1]].sum() >= 0.5 * bright.sum()
+    assert bright[~seen[:, 1]].max() <= bright[seen[:, 1]].max()
+
+
+def test_pictures_come_to_one_size_as_pillow_brings_them(recipe, trainer):
+    batch = draw_batch(recipe, trainer, ("scenes", "read"), 1)
+    sizes = torch.tensor([[140.0, 130.0], [160.0, 128.0], [133.0, 121.0]])
+    pictures = torch.randint(0, 256, (3, 1, 3, 130, 160), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    where = recipe.placing.place(sizes, batch["grid"], moved=False)
+    found = trainer.resample(pictures, sizes, where, batch["grid"])
+    for row, (width, height) in enumerate(sizes.int().tolist()):
+        whole = Image.fromarray(pictures[row, 0, :, :height, :width].permute(1, 2, 0).numpy())
+        expected = np.asarray(whole.resize((160, 128), Image.Resampling.BICUBIC), dtype=np.float32)
+        apart = np.abs(found[row, 0].permute(1, 2, 0).numpy() - expected)
+        assert apart.mean() < 0.6  # Pillow rounds and clips after each side
+        assert (apart > 8).mean() < 0.01
+    moved = recipe.placing.place(sizes, batch["grid"], moved=True)
+    assert (trainer.resample(pictures, sizes, moved, batch["grid"]) - found).abs().mean() > 10
+
+
+def test_muon_of_stacked_matrices_is_torchs(recipe):
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((32, 16), (16, 48), (32, 16), (16, 16))
+    drawn = [torch.randn(shape, generator=generator) for shape in shapes]
+    ours, theirs = ([torch.nn.Parameter(value.clone()) for value in drawn] for _ in range(2))
+    optimizers = (
+        recipe.muon.StackedMuon(ours, lr=0.01),
+        torch.optim.Muon(theirs, lr=0.01, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+    )
+    for _ in range(3):
+        for one, other in zip(ours, theirs, strict=True):
+            one.grad = torch.randn(one.shape, generator=generator)
+            other.grad = one.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    for one, other, before in zip(ours, theirs, drawn, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+        assert (one - before).abs().max() > 1e-3
 
 
 @pytest.mark.slow
@@ -150,7 +232,7 @@ def test_a_saved_model_opens_and_answers(recipe, tokenizer, tmp_path):
     from arr_coc.data.worlds import make_example
     from arr_coc.evaluation.answers import answer_examples, exact_match
 
-    parts, *_ = recipe
+    parts = recipe.parts
     processor = parts.make_processor()
     config = parts.make_config(tokenizer)
     model = transformers.Qwen3VLForConditionalGeneration(config).to(torch.bfloat16)
@@ -175,7 +257,7 @@ def test_a_saved_model_opens_and_answers(recipe, tokenizer, tmp_path):
 
 
 def test_where_things_are_is_measured_by_rank(recipe, tmp_path):
-    looking = recipe[3]
+    looking = recipe.looking
     inside = np.array([True, True, False, False])
     assert looking.area_under_curve(np.array([3.0, 2.0, 1.0, 0.0]), inside) == 1
     assert looking.area_under_curve(np.array([0.0, 1.0, 2.0, 3.0]), inside) == 0
@@ -194,7 +276,7 @@ def test_where_things_are_is_measured_by_rank(recipe, tmp_path):
 
 def test_part_of_a_photograph_keeps_its_boxes_true(recipe, tmp_path):
     """The red thing lies in its box, however the picture is cut or mirrored."""
-    _, data, *_ = recipe
+    data = recipe.data
     picture = Image.new("RGB", (192, 192), "white")
     picture.paste("red", (20, 60, 70, 120))
     picture.save(tmp_path / "a.png")
