@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-_SIGNS = {"_hf_hook", "_compiled_call_impl", "forward"}  # attributes that other tools set
 # Hooks of this module collect outputs for who asks for them, and change nothing. They stay for good once that was done.
 _LISTENERS = "transformers.utils.output_capturing"
 
@@ -67,33 +66,38 @@ def read_state(root: nn.Module) -> State:
 
 
 def _look_through(root: nn.Module) -> State:
-    # part of every call: not by `modules()`, which takes milliseconds for a large model
-    addresses: list[int] = []
+    # part of every call, before anything is launched: not by `modules()`, which takes milliseconds for a large model
+    tensors: list[Any] = []
     adapters: list[Any] = []
     waiting: list[Any] = [root]
-    while waiting:
-        module = waiting.pop()
+    for module in waiting:  # which grows
+        if module is None:
+            continue
         own = module.__dict__
-        parts, weights, buffers = own["_modules"], own["_parameters"], own["_buffers"]
-        hooked = own["_forward_hooks"] or own["_forward_pre_hooks"]
-        if hooked or own.get("training") or not own.keys().isdisjoint(_SIGNS):
+        if (
+            own["_forward_hooks"]
+            or own["_forward_pre_hooks"]
+            or own.get("training")
+            or "_hf_hook" in own
+            or "_compiled_call_impl" in own
+            or "forward" in own
+        ):
             obstacle = _find_obstacle(own)
             if obstacle is not None:
                 return State(obstacle)
-        if weights:
-            addresses += [value.data_ptr() for value in weights.values() if value is not None]
-        if buffers:
-            addresses += [value.data_ptr() for value in buffers.values() if value is not None]
+        if own["_parameters"]:
+            tensors += own["_parameters"].values()
+        if own["_buffers"]:
+            tensors += own["_buffers"].values()
         if "merged_adapters" in own or "_active_adapter" in own:  # a layer of PEFT, or a whole one that it saves
             active = module.active_adapters, module.disable_adapters, module.merged_adapters
             adapters.append((*map(str, active), tuple(own.get("scaling", {}).items())))
-        if parts:
-            waiting += [part for part in parts.values() if part is not None]
-    if 0 in addresses and any(
-        value.numel() and not value.data_ptr() for value in (*root.parameters(), *root.buffers())
-    ):
+        if own["_modules"]:
+            waiting += own["_modules"].values()
+    addresses = tuple([value.data_ptr() for value in tensors if value is not None])
+    if 0 in addresses and any(value.numel() and not value.data_ptr() for value in tensors if value is not None):
         return State("it has weights without an address of their own, such as quantized ones")
-    return State(None, tuple(addresses), tuple(adapters))
+    return State(None, addresses, tuple(adapters))
 
 
 def _find_obstacle(own: dict[str, Any]) -> str | None:
