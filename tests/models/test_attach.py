@@ -3,6 +3,7 @@ import ctypes
 import functools
 import gc
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,8 @@ from arr_coc import (
     create_selector,
     prepare,
 )
+from arr_coc.families import open_family
+from arr_coc.inference import attach as attach_module
 from arr_coc.prompting.question import find_question
 
 CHAT = ChatTokens(start=CHAT_START, end=CHAT_END, user=(USER,), newline=NEWLINE)
@@ -113,6 +116,30 @@ class Failing(TokenSelector):
 
 
 @torch.no_grad()
+def test_a_model_is_looked_through_once_and_a_wrapper_each_time(monkeypatch):
+    class Wrapper(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+    searches = []
+    monkeypatch.setattr(attach_module, "open_family", lambda model: searches.append(model) or open_family(model))
+    model = tiny_model("qwen3_vl")
+    wrapper = Wrapper(model)
+    for found in (model, wrapper, model, wrapper):
+        with attach(found, ByScore(), budget=5):
+            assert "forward" in vars(model)
+    assert searches == [model, wrapper, wrapper]
+    wrapper.model = other = tiny_model("qwen3_vl")
+    with attach(wrapper, ByScore(), budget=5):
+        assert "forward" in vars(other)
+    kept = weakref.ref(model)
+    del model, found, wrapper
+    searches.clear()
+    gc.collect()
+    assert kept() is None
+
+
 def test_a_failing_selection_keeps_all_tokens_and_says_so_once(opened, caplog):
     family, model = opened
     data = inputs_for(family, IMAGE_PROMPT)

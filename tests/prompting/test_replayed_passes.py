@@ -387,6 +387,63 @@ def test_a_prompt_that_is_too_long_is_read_as_it_is(opened, passes, monkeypatch)
         assert kinds(passes) == first + ["append"] * 5
 
 
+def test_one_pass_over_a_prompt_that_is_too_long_needs_no_recordings(model, monkeypatch):
+    """Everything that recordings depend on would be read for nothing."""
+    reads = []
+    monkeypatch.setattr(language_graph, "read_state", lambda module: reads.append(module) or read_state(module))
+    monkeypatch.setattr(language_passes, "MOST_FIRST", 32)
+    monkeypatch.setattr(language_passes, "APPENDED", (1, 32))
+    short, long = ([("text", 4), ("image", (1, 8, 12)), ("text", count)] for count in (10, 40))
+    for spec, expected in ((short, 1), (long, 0)):
+        data = inputs_for("qwen3_vl", spec)
+        reads.clear()
+        found, plain = (session(model, graphs).forward(data).result.logits for graphs in (True, False))
+        torch.testing.assert_close(found, plain, **TOLERANCE)
+        assert len(reads) == expected
+        generate(model, data)
+        assert len(reads) == expected + 1  # for the tokens that follow
+
+
+def room_of(model):
+    (found,) = language_graph._graphs[model.model].rooms._rooms.values()
+    return found
+
+
+def test_a_cache_that_was_copied_from_a_room_comes_back_in_one_copy(model, monkeypatch):
+    cache, copies = DynamicCache(), []
+    generate(model, prompt_of(20), past_key_values=cache)
+    cache.crop(-3)
+    found, length = room_of(model), cache.get_seq_length()
+    right = clones(cache)
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda *args: copies.append(args))
+    found.memory.fill_(7)
+    found.load(cache, length)
+    assert not copies
+    assert all(torch.equal(one, two) for one, two in zip(found.filled(length), right[::2] + right[1::2], strict=True))
+    assert (found.memory[:, :, :, :, length:] == 7).all()
+    # the control: keys of a layer that was exchanged lie elsewhere
+    cache.layers[1].keys = cache.layers[1].keys.clone()
+    found.load(cache, length)
+    assert len(copies) == 1
+
+
+def test_only_tensors_at_equal_distances_of_one_memory_are_taken_together():
+    memory = torch.arange(120.0).view(5, 3, 8)
+    parts = [part[:, :6] for part in memory]
+    assert torch.equal(room._join(parts), torch.stack(parts))
+    assert torch.equal(room._join(parts[::2]), torch.stack(parts[::2]))
+    for others in (
+        [*parts[:2], parts[3]],  # one is missing
+        parts[::-1],
+        [parts[0]] * 3,
+        [parts[0], parts[1][:2]],
+        [memory[0, :, :3], memory[1, :, ::2][:, :3]],
+        [memory[0], memory[1].T.contiguous().T],
+        [torch.zeros(2), torch.zeros(2)],
+    ):
+        assert room._join(others) is None
+
+
 def test_a_cache_that_outgrows_its_room_moves_to_the_next(opened, passes, monkeypatch):
     family, model = opened
     monkeypatch.setattr(room, "ROOMS", (40, 48, 56))

@@ -34,6 +34,12 @@ APPENDED = (1, 32, *range(64, 513, 64))
 SPARE = 128  # tokens that a first pass leaves room for
 
 
+def is_too_long(ids: Tensor) -> bool:
+    """Whether a pass over these tokens `[B, n]` is never replayed, whatever comes before them."""
+    rows, count = ids.shape
+    return rows == 1 and count > max(MOST_FIRST, APPENDED[-1])
+
+
 class _Pass(NamedTuple):
     """The arguments of a pass that matter, if there are no others."""
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from arr_coc.config import PromptBudget
 from arr_coc.families.family import Family, IncompleteFamilyError, Inputs
 from arr_coc.families.language_graph import replayed_passes
+from arr_coc.families.language_passes import is_too_long
 from arr_coc.families.recordable import unchanged_modules
 from arr_coc.gaze.plan import DEFAULT_BUDGET
 from arr_coc.inference.arguments import (
@@ -418,7 +419,8 @@ class Session:
             cut = cut_of(arguments.get("past_key_values"))
             if self._inside is not None and (run.prompt is not None or cut is not None):
                 return self._call_inside(self._inside, call, run, arguments)
-            if not self.settings.graphs:
+            alone = call is self._forward  # one pass, where `generate` has others after it
+            if not self.settings.graphs or (alone and is_too_long(arguments["input_ids"])):
                 return call(**arguments)
             with replayed_passes(self.family, _is_unpadded(run)):
                 return call(**arguments)
