@@ -170,10 +170,16 @@ def test_a_selector_made_for_it_names_it_and_not_a_place(vlm, tmp_path):
 
 
 def test_a_clip_is_refused_where_it_cannot_be_read(vlm):
-    clip = [{"type": "video", "video": "missing.mp4"}, {"type": "text", "text": "what?"}]
-    if getattr(vlm.processor, "video_processor", None) is None:
-        with pytest.raises(ValueError, match="a clip needs torchvision"):
-            vlm.answer([{"role": "user", "content": clip}])
+    frames = [Image.new("RGB", (96, 96), color) for color in ("red", "blue")]
+    clip = {"type": "video", "video": frames}
+    with pytest.raises(ValueError, match=r"^mode 'saccade' takes still pictures only; for clips use mode 'prune'$"):
+        vlm.answer(clip, "what?", mode="saccade")
+    assert vlm.answer(frames, "what?", mode="saccade", max_new_tokens=1).failure is None  # two pictures
+    assert vlm.answer(clip, "what?", max_new_tokens=1).failure is None
+    if not is_torchvision_available():
+        file = {"type": "video", "video": "missing.mp4"}
+        with pytest.raises(ValueError, match=r"^a video file, here missing\.mp4, needs torchvision and torchcodec; "):
+            vlm.answer([{"role": "user", "content": [file, {"type": "text", "text": "what?"}]}])
 
 
 def test_its_words_and_tokens_share_a_space(vlm):

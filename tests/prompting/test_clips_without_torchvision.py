@@ -292,3 +292,49 @@ def test_an_opened_directory_reads_the_same_with_torchvision_and_without(process
     assert torch.equal(opened["input_ids"], ours["input_ids"])
     assert torch.equal(opened["video_grid_thw"], ours["video_grid_thw"])
     torch.testing.assert_close(opened["pixel_values_videos"], ours["pixel_values_videos"], atol=1e-5, rtol=0)
+
+
+def test_a_clip_stands_where_a_picture_may(processor):
+    clip = {"type": "video", "video": film(3), "fps": 4}
+    inputs = [
+        make_inputs(processor, [make_messages(shown, QUESTION)], "cpu")
+        for shown in (clip, [clip], {"video": np.stack([np.asarray(frame) for frame in film(3)]), "fps": 4})
+    ]
+    wanted = make_inputs(processor, [make_messages(asked(film(3), fps=4), None)], "cpu")
+    assert all(same(one, wanted) for one in inputs)
+    both = make_inputs(processor, [make_messages([photo(64, 64), clip], QUESTION)], "cpu")
+    assert (len(both["image_grid_thw"]), len(both["video_grid_thw"])) == (1, 1)
+    with pytest.raises(ValueError, match="there is no question"):
+        make_messages(clip, None)
+
+
+@torch.no_grad()
+def test_a_conversation_about_a_clip_processes_and_encodes_it_once(processor, family, tmp_path, monkeypatch):
+    write_checkpoint(tmp_path, family)
+    vlm = ARRCOCQwen(load_model(tmp_path), processor, FirstPictures())
+    clip, still = {"type": "video", "video": film(5, 160, 96), "fps": 4}, photo(96, 64, 7)
+    options = {"max_new_tokens": 4, "min_new_tokens": 4}
+    texts = ["what color is it?", "what is this?"]
+    for shown in (clip, [clip, still]):
+        alone = [vlm.answer(shown, text, **options) for text in texts]
+        pixels, plain = [], Qwen2VLClips._cut
+        with monkeypatch.context() as patch:
+            patch.setattr(Qwen2VLClips, "_cut", lambda self, clip: pixels.append(clip.size) or plain(self, clip))  # noqa: B023
+            talk = vlm.look(shown, remember=False)
+            together = [talk.ask(text, **options) for text in texts]
+        assert talk.encoder_calls == (1 if shown is clip else 2)
+        assert pixels[1] < pixels[0]  # a small copy holds the place
+        for one, other in zip(alone, together, strict=True):
+            assert (one.text, one.tokens) == (other.text, other.tokens)
+            assert all(np.array_equal(a[1], b[1]) for a, b in zip(one.kept, other.kept, strict=True))
+    backwards = {**clip, "video": clip["video"][::-1]}
+    assert vlm.answer(backwards, texts[0], **options).text != vlm.answer(clip, texts[0], **options).text
+    talk = vlm.look(clip)
+    for text in texts:
+        talk.ask(text, **options)
+    assert len([part for turn in talk.turns for part in turn["content"] if part["type"] == "video"]) == 1
+    for shown, reason in (({"video": "film.mp4"}, "a video file, here film.mp4"), (asked(film(2)), "got messages")):
+        with pytest.raises(ValueError, match=reason):
+            vlm.look(shown)
+    with pytest.raises(ValueError, match="mode 'saccade' takes still pictures only"):
+        talk.ask(texts[0], mode="saccade")

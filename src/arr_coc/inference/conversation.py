@@ -1,4 +1,4 @@
-"""Many questions about one picture: it is processed and encoded once, and each question chooses its own tokens.
+"""Many questions about one picture or clip: it is processed and encoded once, and each question chooses its own tokens.
 
 What a prompt has in common with the one before, from its beginning on, is not read again: its keys and values are kept.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from arr_coc.families.family import Family
-from arr_coc.inference.messages import Message, PictureLike, make_messages
+from arr_coc.inference.messages import Message, PictureLike, check_messages, make_messages
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.layout import read_prompt
 from arr_coc.prompting.prefix import Prefix
@@ -31,7 +31,8 @@ class Conversation:
 
     Args:
         vlm (`ARRCOCQwen`): answers them.
-        pictures (a path, a `PIL.Image.Image`, an array `[H, W, 3]` of bytes, or several of them): what they are about.
+        pictures (a path, a `PIL.Image.Image`, an array `[H, W, 3]` of bytes, a clip, or several of them): what they
+            are about; a clip is given as in [`ARRCOCQwen.answer`].
         remember (`bool`, *optional*, defaults to `True`): keep earlier questions and answers in the prompt; otherwise
             each question is asked by itself.
 
@@ -50,9 +51,14 @@ class Conversation:
     ```
     """
 
-    def __init__(self, vlm: ARRCOCQwen, pictures: PictureLike | Iterable[PictureLike], remember: bool = True) -> None:
-        [first] = make_messages(pictures, "?")  # opens the pictures; the question is not used
-        self._pictures = [part for part in first["content"] if part["type"] == "image"]
+    def __init__(
+        self, vlm: ARRCOCQwen, pictures: PictureLike | Message | Iterable[PictureLike | Message], remember: bool = True
+    ) -> None:
+        opened = make_messages(pictures, "?")  # opens the pictures; the question is not used
+        if len(opened) != 1:
+            raise ValueError("`look` takes pictures or clips, got messages; pass messages to `answer`")
+        check_messages(opened, vlm.processor)
+        self._pictures = opened[0]["content"][:-1]
         self.vlm, self.remember = vlm, remember
         self.turns: list[Message] = []
         self._encodings: dict[bool, Encodings] = {}  # saccades see pictures at another resolution
@@ -89,10 +95,11 @@ class Conversation:
 
 def share_pixels(family: Family, inputs: dict[str, Any], encoded: Encodings) -> dict[str, Any]:
     """The inputs with pixels that were processed for an earlier question, of which the prompt shows small copies."""
-    names = [name for name in (family.pixel_names["image"], "image_grid_thw") if name in inputs]
+    kinds = family.present(inputs)
     if not encoded.pixels:
-        encoded.pixels = {name: inputs[name] for name in names}
+        names = [name for kind in kinds for name in (family.pixel_names[kind], f"{kind}_grid_thw")]
+        encoded.pixels = {name: inputs[name] for name in names if name in inputs}
         return inputs
     prompt = read_prompt(family, inputs)
-    grids = family.grids(encoded.pixels, "image")
+    grids = [grid for kind in kinds for grid in family.grids(encoded.pixels, kind)]
     return {**restate_prompt(family, inputs, prompt, grids), **encoded.pixels}

@@ -20,22 +20,35 @@ from arr_coc.pixels.files import as_picture
 PictureLike = str | Path | Image.Image | np.ndarray
 Message = Mapping[str, Any]
 # Pictures and a question, or a conversation that has both.
-Asked = tuple[PictureLike | Iterable[PictureLike] | None, str] | Message | Iterable[Message]
+Asked = tuple[PictureLike | Message | Iterable[PictureLike | Message] | None, str] | Message | Iterable[Message]
 
 
 def make_messages(
     pictures: PictureLike | Message | Iterable[PictureLike | Message], question: str | None
 ) -> list[dict[str, Any]]:
-    """A conversation about one or several pictures; given messages, they are continued.
+    """A conversation about one or several pictures or clips; given messages, they are continued.
 
-    A list of pictures is several pictures. A clip is a part of a message: `{"type": "video", "video": pictures}`, where
-    `pictures` is a list of pictures of one size or an array `[T, H, W, 3]` of bytes, and `"fps": 4` beside them says
-    how many come a second, if not 2. All are used. A video file in place of them needs torchvision and torchcodec.
+    A list of pictures is several pictures. A clip is `{"type": "video", "video": frames}`, in place of a picture or as
+    a part of a message, where `frames` is a list of pictures of one size or an array `[T, H, W, 3]` of bytes, and
+    `"fps": 4` beside them says how many come a second, if not 2. All are used. A video file in place of them needs
+    torchvision and torchcodec.
 
     Args:
-        pictures (a path, a `PIL.Image.Image`, an array `[H, W, 3]` of bytes, several of them, or messages): messages
-            are dictionaries with `role` and `content`.
+        pictures (a path, a `PIL.Image.Image`, an array `[H, W, 3]` of bytes, a clip, several of them, or messages):
+            messages are dictionaries with `role` and `content`.
         question (`str`, *optional*): may be left out if the messages contain it.
+
+    Example:
+
+    ```python
+    >>> from PIL import Image
+    >>> from arr_coc.inference.messages import make_messages
+    >>> frames = [Image.new("RGB", (64, 48), color) for color in ("red", "blue")]
+    >>> [message] = make_messages({"type": "video", "video": frames, "fps": 4}, "what comes after red?")
+    >>> [part["type"] for part in message["content"]]
+    ['video', 'text']
+
+    ```
     """
     if question is not None:
         _check_question(question)
@@ -44,10 +57,10 @@ def make_messages(
         items = list(pictures)
     if not items:
         raise ValueError("there is no picture; give at least one picture, or messages")
-    if not all(isinstance(item, Mapping) for item in items):
+    if not all(isinstance(item, Mapping) and not _is_clip(item) for item in items):
         if question is None:
             raise ValueError("there is no question; ask something about the picture")
-        shown: list[dict[str, Any]] = [{"type": "image", "image": as_picture(picture)} for picture in items]
+        shown = _open_content(item if _is_clip(item) else {"type": "image", "image": item} for item in items)
         return [{"role": "user", "content": [*shown, {"type": "text", "text": question}]}]
     wrong = [item for item in items if not {"role", "content"} <= set(item)]
     if wrong:
@@ -56,6 +69,11 @@ def make_messages(
     if question is not None:
         messages.append({"role": "user", "content": [{"type": "text", "text": question}]})
     return messages
+
+
+def _is_clip(item: object) -> bool:
+    """Whether this is a clip in place of a picture, not a message."""
+    return isinstance(item, Mapping) and "video" in item and "role" not in item
 
 
 def _check_question(question: object) -> None:
@@ -110,9 +128,11 @@ def _open_clip(clip: Any) -> Any:
     return pictures
 
 
-def check_messages(messages: list[dict[str, Any]], processor: Any) -> None:
-    """Raise `ValueError` for clips that the processor cannot read."""
+def check_messages(messages: Iterable[Message], processor: Any, *, still: bool = False) -> None:
+    """Raise `ValueError` for clips that the processor cannot read; with `still`, for any."""
     for clip in _clips(messages):
+        if still:
+            raise ValueError("mode 'saccade' takes still pictures only; for clips use mode 'prune'")
         if getattr(processor, "video_processor", None) is None:
             raise ValueError("this model reads no clips; give pictures")
         if not _is_shown(clip):
@@ -154,10 +174,13 @@ def stand_in(picture: Image.Image, pixels: int = 2**16) -> Image.Image:
 def put_stand_ins(
     conversations: Sequence[Sequence[Message]],
 ) -> tuple[list[list[dict[str, Any]]], list[Image.Image]]:
-    """The conversations with a small copy of each picture, and the original pictures."""
+    """The conversations with a small copy of each picture and of each clip's frames, and the original pictures."""
     originals: list[Image.Image] = []
 
     def replace_picture(part: Message) -> Message:
+        if part.get("type") == "video" and isinstance(part.get("video"), list):
+            frames = part["video"]
+            return {**part, "video": [stand_in(frame, 2**16 // len(frames)) for frame in frames]}
         if part.get("type") != "image":
             return part
         originals.append(part["image"])

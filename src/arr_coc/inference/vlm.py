@@ -300,10 +300,14 @@ class ARRCOCQwen(nn.Module):
         do_sample: bool = False,
         **generation: Any,
     ) -> Answer:
-        """Answer a question about one picture, several, or a conversation.
+        """Answer a question about one picture, several, a clip, or a conversation.
+
+        A list of pictures is several pictures. A clip is `{"type": "video", "video": frames, "fps": 4}`, in place of a
+        picture or as a part of a message: `frames` is a list of pictures of one size, or an array `[T, H, W, 3]` of
+        bytes, `fps` how many come a second (2 if left out). All modes but `"saccade"` take clips.
 
         Args:
-            pictures (a path, a `PIL.Image.Image`, an array `[H, W, 3]` of bytes, several of them, or messages):
+            pictures (a path, a `PIL.Image.Image`, an array `[H, W, 3]` of bytes, a clip, several of them, or messages):
                 messages have transformers' format and may contain the question.
             question (`str`, *optional*): may be left out if the messages contain it.
             budget (`int`, `float`, `"auto"` or `dict`, *optional*): visual tokens per picture, or `{"total": 512}` for
@@ -414,22 +418,28 @@ class ARRCOCQwen(nn.Module):
         """The mode of a call that names none."""
         return self._calls.session.settings.mode
 
-    def look(self, pictures: PictureLike | Iterable[PictureLike], *, remember: bool = True) -> Conversation:
-        """Start a conversation about pictures, which are then encoded once for all questions.
+    def look(
+        self, pictures: PictureLike | Message | Iterable[PictureLike | Message], *, remember: bool = True
+    ) -> Conversation:
+        """Start a conversation about pictures or clips, which are then encoded once for all questions.
 
         Args:
-            pictures (a path, a `PIL.Image.Image`, an array `[H, W, 3]` of bytes, or several of them): what it is about.
+            pictures (a path, a `PIL.Image.Image`, an array `[H, W, 3]` of bytes, a clip, or several of them): what it
+                is about; a clip is given as in [`~ARRCOCQwen.answer`].
             remember (`bool`, *optional*, defaults to `True`): keep earlier questions and answers in the prompt.
         """
         return Conversation(self, pictures, remember)
 
-    def warm_up(self, pictures: PictureLike | Iterable[PictureLike], question: str, **options: Any) -> None:
+    def warm_up(
+        self, pictures: PictureLike | Message | Iterable[PictureLike | Message], question: str, **options: Any
+    ) -> None:
         """On CUDA, record what questions like this one need, so that the first users do not wait for it.
 
         Recordings are made for steps of lengths: warm up with a short and a long question to cover what is between.
 
         Args:
-            pictures (a path, a `PIL.Image.Image`, an array `[H, W, 3]` of bytes, or several): of the usual size.
+            pictures (a path, a `PIL.Image.Image`, an array `[H, W, 3]` of bytes, a clip, or several): of the usual
+                size.
             question (`str`): of the usual length.
             options: as in [`~ARRCOCQwen.answer`], such as `mode` and `budget`.
         """
@@ -484,9 +494,9 @@ class ARRCOCQwen(nn.Module):
         self, conversations: Sequence[list[dict[str, Any]]], settings: Settings
     ) -> tuple[dict[str, Any], Settings]:
         """The model's inputs for a batch, and the settings, which hold the original pictures in mode `saccade`."""
-        for messages in conversations:
-            check_messages(messages, self.processor)
         native = settings.mode == "saccade"
+        for messages in conversations:
+            check_messages(messages, self.processor, still=native)
         encoded = settings.encoded if isinstance(settings.encoded, Encodings) else None
         if native or (encoded is not None and encoded.pixels):
             conversations, originals = put_stand_ins(conversations)
