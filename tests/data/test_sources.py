@@ -159,3 +159,29 @@ def test_a_clip_is_not_one_picture():
     with pytest.raises(ValueError, match="'clip 1' is a clip of 3 frames, not one picture"):
         clip.picture  # noqa: B018
     assert clip.answer == ""
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_what_is_held_is_read_once_and_given_as_copies(clip):
+    read = []
+
+    def open_it():
+        read.append(1)
+        pictures = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
+        return pictures if clip else pictures[0]
+
+    held = Example("what?", open_it, fps=4.0).hold()
+    assert held.fps == 4.0
+    for _ in range(2):
+        opened = held.open()
+        frames = opened if clip else [opened]
+        assert [frame.getpixel((0, 0)) for frame in frames] == [(255, 0, 0), (0, 0, 255)][: 1 + clip]
+        frames[0].paste("black", (0, 0, 8, 8))
+    assert len(read) == 1
+
+
+@pytest.mark.parametrize("name", ["clips", "clips/clip_cut"])
+def test_stages_learn_from_no_clips(name):
+    for open_source in (lambda: open_places(name, 1), lambda: open_answers(name, 1, 0)):
+        with pytest.raises(ValueError, match=r"^'clips' draws clips, and stages learn from pictures; use camouflage,"):
+            open_source()

@@ -71,6 +71,20 @@ def test_worlds_are_drawn_from_their_test_seeds(world):
         assert np.array_equal(item.open(), sample.picture)
 
 
+def test_clips_are_drawn_from_their_test_seeds():
+    task = open_task("clips/clip_cut", limit=2)
+    assert (task.name, task.metric, len(task), task.moving) == ("clips/clip_cut", "exact", 2, True)
+    for index, item in enumerate(task):
+        sample = make_example("clips", split_seed("test", index), "clip_cut", (256, 256))
+        assert (item.question, item.answers, item.id) == (
+            *(sample.question, (sample.answer,)),
+            f"clips/clip_cut#{index}@256",
+        )
+        assert all(np.array_equal(*pair) for pair in zip(item.open(), sample.open(), strict=True))
+    assert open_task("clips", limit=1, size=130)[0].open()[0].size == (130, 130)
+    assert not open_task("scenes", limit=1).moving
+
+
 def test_a_world_has_one_size_one_kind_and_as_many_items_as_asked_for():
     assert len(open_task("scenes")) == 500
     assert open_task("scenes", limit=1)[0].open().size == (512, 512)

@@ -304,7 +304,22 @@ def test_the_command_draws_a_sheet(tmp_path):
         assert sheet.size[0] > 1300
     wrong = CliRunner().invoke(app, ["world", "mars", "--out", str(out)])
     assert wrong.exit_code == 2
-    assert wrong.stderr == "error: no world is named 'mars'; there are " + ", ".join(list_worlds()) + "\n"
+    assert wrong.stderr == "error: no world is named 'mars'; there are " + ", ".join([*list_worlds(), "clips"]) + "\n"
+
+
+def test_the_sheet_shows_every_frame_of_a_clip(tmp_path):
+    out = tmp_path / "sheet.png"
+    result = CliRunner().invoke(app, ["world", "clips", "--n", "3", "--kind", "clip_blink", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    lines = np.all(np.asarray(Image.open(out)) == 190, axis=2)  # around the frames
+    for number in range(3):
+        frames = make_example("clips", split_seed("train", number), "clip_blink").open()
+        top, left = 10 + number // 2 * 376, 10 + number % 2 * 660
+        tile = lines[top : top + 320, left : left + 650]
+        runs = [int((np.diff(np.flatnonzero(line)) > 1).sum()) for line in tile]
+        rows = [row for row in range(1, 320) if tile[row].sum() > 60 and not tile[row - 1].any()]
+        assert len(rows) == -(-len(frames) // 6)
+        assert sum(runs[row] + 1 for row in rows) == len(frames)
 
 
 @pytest.mark.parametrize(

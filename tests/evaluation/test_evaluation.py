@@ -8,6 +8,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,9 +17,10 @@ from typer.testing import CliRunner
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer, VisualQuery, create_selector, list_selectors
 from arr_coc.cli import app
+from arr_coc.data.example import Example
 from arr_coc.data.worlds import make_example, split_seed
 from arr_coc.drawing.charts import line_chart
-from arr_coc.evaluation.answers import answer_examples
+from arr_coc.evaluation.answers import answer_examples, show_example
 from arr_coc.evaluation.contenders import OURS, known_contenders, open_contenders, parse_budgets
 from arr_coc.evaluation.records import MISSING, RECORDS, Record, Store
 from arr_coc.evaluation.report import write_report
@@ -28,6 +30,7 @@ from arr_coc.evaluation.summary import SUCCESSES, attribute, summarise
 from arr_coc.evaluation.tasks import open_task
 from arr_coc.families.family import open_family
 from arr_coc.inference.load import load_model, load_processor, load_selector
+from arr_coc.selectors.rules import OracleSelector
 
 ROOT = Path(__file__).parents[2]
 SELECTORS = "arr-coc,downsample,visionzip,fastv,oracle"
@@ -189,6 +192,7 @@ def test_nothing_readable_never_becomes_a_report(tmp_path):
         (("--dtype", "int8"), "`--dtype` must be float32, bfloat16 or float16, got 'int8'"),
         (("--tasks", "scenes", "--tasks", "scenes"), "a task was named twice"),
         (("--device", "gpu"), "`device` must be cpu or cuda, got 'gpu'"),
+        (("--tasks", "clips", "--selectors", "arr-coc@saccade"), "arr-coc@saccade reads no clips; leave it out"),
     ],
 )
 def test_a_mistake_is_one_line(arguments, said, tmp_path):
@@ -228,6 +232,83 @@ def test_shared_encodings_give_what_encoding_alone_gives():
         assert torch.equal(one.generated, shared[name].generated)
         assert one.used == shared[name].used
     assert "encode" not in vars(family)
+
+
+# clips
+
+
+@pytest.fixture(name="mixed")
+def draw_mixed():
+    """A clip, a picture, and a shorter clip."""
+    clips = [
+        make_example("clips", split_seed("test", seed), kind, (128, 128))
+        for seed, kind in ((1, "clip_cut"), (4, "clip_direction"))
+    ]
+    assert len(clips[0].open()) != len(clips[1].open())
+    return [clips[0], make_example("scenes", 3, "color", (128, 160)), clips[1]]
+
+
+class Telling(OracleSelector):
+    """An oracle that tells which boxes it had for which picture or clip."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = []
+
+    def select(self, queries, budget=None):
+        selections = super().select(queries, budget)
+        self.told += [(query.grid, boxes) for query, boxes in zip(queries, self.boxes, strict=True)]
+        return selections
+
+
+def test_clips_and_pictures_are_answered_together_as_one_by_one(mixed):
+    model, processor = load_model("embedded", dtype=torch.float32), load_processor("embedded")
+    selector = Telling()
+    together = answer_examples(model, processor, mixed, selector, 0.5, batch_size=3, max_new_tokens=4)
+    assert together == answer_examples(model, processor, mixed, selector, 0.5, batch_size=1, max_new_tokens=4)
+    grids = [(len(mixed[0].open()) // 2, 4, 4), (1, 5, 4), (len(mixed[2].open()) // 2, 4, 4)]
+    wanted = [(grid, list(example.boxes)) for grid, example in zip(grids, mixed, strict=True)]
+    assert selector.told == [wanted[1], wanted[0], wanted[2], *wanted]  # selectors see pictures before clips
+    with pytest.raises(ValueError, match="mode 'saccade' takes still pictures only; for clips use mode 'prune'"):
+        answer_examples(model, processor, mixed, load_selector("embedded", model), mode="saccade")
+
+
+def test_a_clip_is_shown_at_its_own_pace():
+    frames = [Image.new("RGB", (96, 96), color) for color in ("red", "blue")] * 4
+    opened = Opened(None, load_processor("embedded"))
+    stamps = {}
+    for fps in (2.0, 8.0):
+        part = show_example(Example("what?", frames.copy, fps=fps))
+        assert part == {"type": "video", "video": frames, "fps": fps}
+        opened = replace(opened, model=SimpleNamespace(device="cpu", dtype=torch.float32))
+        stamps[fps] = opened.ask(["what?"], [part])["input_ids"].tolist()
+    assert stamps[2.0] != stamps[8.0]
+
+
+def test_boxes_of_a_clip_hold_in_all_its_frames():
+    item = Example("what?", list, boxes=((0.0, 0.0, 0.5, 0.5),))
+    kept = lambda *cells: ((2, 2, 2), torch.tensor(cells).numpy())  # noqa: E731
+    assert measure_looking(item, kept(0, 4), None) == {"precision": 1.0, "coverage": 1.0}
+    assert measure_looking(item, kept(0, 7), None) == {"precision": 0.5, "coverage": 0.5}
+    assert measure_looking(item, kept(3, 7), None) == {"precision": 0.0, "coverage": 0.0}
+
+
+@pytest.mark.slow
+def test_clips_are_evaluated_and_drawn(tmp_path):
+    out = tmp_path / "out"
+    arguments = ("--selectors", "arr-coc,random,oracle", "--budgets", "0.25", "--limit", "3", "--batch", "2")
+    result = call("eval", "--tasks", "clips", *arguments, "--size", "128", "--out", out)
+    assert result.exit_code == 0, result.output
+    rows = read_lines(out / RECORDS)
+    frames = {item.id: len(item.open()) for item in open_task("clips", 3, 128)}
+    assert len(rows) == 3 * 4
+    for row in rows:
+        assert row["grid"] == [frames[row["item"]] // 2, 4, 4]
+        assert row["full"] == frames[row["item"]] // 2 * 16
+        assert row["tokens"] == (row["full"] if row["selector"] == "full" else row["full"] // 4)
+        assert read_bits(row["kept"], row["grid"]).sum() == row["tokens"]
+    assert {row["selector"] for row in read_lines(out / "times.jsonl")} == {"full", "arr-coc", "random"}
+    assert "cells kept by random" in (out / "report.html").read_text()
 
 
 # what is said of records

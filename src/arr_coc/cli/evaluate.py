@@ -32,8 +32,8 @@ def evaluate(
     tasks: Annotated[
         list[str] | None,
         typer.Option(
-            help="May be given several times: a world or one kind of its questions (scenes, scenes/read), photos:DIR, "
-            "refexp:FILE, jsonl:FILE, vqav2:FILE or pope:FILE. [default: all worlds]"
+            help="May be given several times: a world or one kind of its questions (scenes, scenes/read), clips, "
+            "photos:DIR, refexp:FILE, jsonl:FILE, vqav2:FILE or pope:FILE. [default: all worlds of pictures]"
         ),
     ] = None,
     selectors: Selectors = "all",
@@ -42,12 +42,14 @@ def evaluate(
     ] = "0.5,0.25,0.125,0.06",
     limit: Annotated[int, typer.Option(min=1, help="Questions per task.")] = 100,
     model: Model = None,
-    size: Annotated[int, typer.Option(min=64, max=4096, help="Side of drawn pictures in pixels.")] = 512,
+    size: Annotated[
+        int, typer.Option(min=64, max=4096, help="Side of drawn pictures in pixels; of clips at most 256.")
+    ] = 512,
     batch: Annotated[int, typer.Option(min=1, help="Batch size when accuracy is measured.")] = 16,
     device: Device = "cpu",
     dtype: DType = "float32",
     instruction: Annotated[str, typer.Option(help="Text added to every question, such as: Answer in one word.")] = "",
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer in tokens.")] = 16,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer in tokens.")] = 32,
     times: Annotated[bool, typer.Option(help="Also measure times, in a separate pass, one picture at a time.")] = True,
 ) -> None:
     """Compare selectors by accuracy, coverage, tokens and time; writes report.html and report.md."""
@@ -83,7 +85,7 @@ class Evaluation:
     device: str = "cpu"
     dtype: str = "float32"
     instruction: str = ""
-    max_new_tokens: int = 16
+    max_new_tokens: int = 32
     times: bool = True
 
 
@@ -107,6 +109,8 @@ def run_evaluation(plan: Evaluation) -> dict[str, Any]:
     opened = open_model(base, plan.device, plan.dtype, plan.size)
     opened = replace(opened, instruction=plan.instruction, max_new_tokens=plan.max_new_tokens)
     contenders = open_contenders(plan.selectors, opened.model)
+    if any(task.moving for task in tasks):
+        contenders = _leave_out_saccades(contenders, plan.selectors)
     settings = {
         "model": base, "size": plan.size, "batch": plan.batch, "dtype": plan.dtype,
         "instruction": plan.instruction, "max_new_tokens": plan.max_new_tokens, "device": plan.device,
@@ -130,6 +134,16 @@ def run_evaluation(plan: Evaluation) -> dict[str, Any]:
     return summary
 
 
+def _leave_out_saccades(contenders: Sequence[Contender], named: Sequence[str]) -> list[Contender]:
+    """The contenders that read clips, as mode `saccade` does not; those that were named are refused."""
+    still = [contender.name for contender in contenders if contender.mode == "saccade"]
+    for name in still:
+        if name in named:
+            raise ValueError(f"{name} reads no clips; leave it out, or name no task of clips")
+        typer.echo(f"{name} reads no clips and is left out", err=True)
+    return [contender for contender in contenders if contender.name not in still]
+
+
 def _measure_times(
     opened: Opened,
     tasks: Sequence[Task],
@@ -141,6 +155,7 @@ def _measure_times(
 ) -> None:
     """Measure the times that are missing, on `count` pictures taken from all tasks in turn."""
     from arr_coc.data.example import MissingPicture
+    from arr_coc.evaluation.answers import show_example
     from arr_coc.evaluation.timing import time_contenders
 
     timed = [contender for contender in contenders if contender.name != "oracle"]  # it must be told where to look
@@ -157,7 +172,7 @@ def _measure_times(
     for task, number in islice(in_turn, 2 * count):
         item = task[number]
         try:
-            inputs.append(opened.ask([item.question], [item.open()]))
+            inputs.append(opened.ask([item.question], [show_example(item)]))
         except MissingPicture:
             continue
         if len(inputs) == count:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Protocol
@@ -37,6 +38,7 @@ class Example:
         picture_id (`str`, *optional*): names the picture; examples about one picture follow each other. Without it the
             picture is the example's own.
         weight (`float`, *optional*, defaults to 1.0): how much it counts in training.
+        fps (`float`, *optional*, defaults to 2.0): frames a second, of a clip.
 
     Example:
 
@@ -61,6 +63,7 @@ class Example:
     lookalikes: tuple[Box, ...] = ()
     picture_id: str = ""
     weight: float = 1.0
+    fps: float = 2.0
 
     @property
     def picture(self) -> Image.Image:
@@ -77,8 +80,15 @@ class Example:
         return self.answers[0] if self.answers else ""
 
     def hold(self) -> Example:
-        """The same example with its picture opened and kept, so that using it twice does not read it twice."""
-        return replace(self, open=self.picture.copy)
+        """The same example with its picture or clip opened and kept, so that using it twice does not read it twice."""
+        opened = self.open()
+        kept = opened.copy if isinstance(opened, Image.Image) else partial(copy_frames, opened)
+        return replace(self, open=kept)
+
+
+def copy_frames(frames: Iterable[Image.Image]) -> list[Image.Image]:
+    """All frames of a clip, copied."""
+    return [frame.copy() for frame in frames]
 
 
 class Examples(Protocol):

@@ -109,6 +109,7 @@ def open_places(name: str, count: int, seed: int = 0, split: Split = "train") ->
             return read_gaze_maps(path)
         wanted = f"{', '.join(expressions.FIELDS)}, or {', '.join(gaze_maps.FIELDS)}"
         raise ValueError(f"{path} has lines of {', '.join(sorted(fields)) or 'nothing'}; needed are {wanted}")
+    _refuse_clips(world)
     raise ValueError(f"{name!r} is neither a world ({', '.join(list_worlds())}) nor a folder nor a file")
 
 
@@ -164,9 +165,16 @@ def open_answers(name: str, count: int, seed: int, hard: bool = False) -> Exampl
         return WorldExamples(name, count, "train", lambda place: world_size(world, place), seed, weight)
     if Path(name).is_file():
         return read_published_vqa(Path(name))
+    _refuse_clips(world)
     raise ValueError(
         f"{name!r} is neither a world ({', '.join(list_worlds())}, crowded) nor a file of VQAv2's questions"
     )
+
+
+def _refuse_clips(world: str) -> None:
+    """Raise `ValueError` for a world of clips."""
+    if world in list_worlds(moving=True):
+        raise ValueError(f"{world!r} draws clips, and stages learn from pictures; use {', '.join(list_worlds())}")
 
 
 class CrowdedScenes(WorldExamples):
@@ -191,7 +199,7 @@ class CrowdedScenes(WorldExamples):
 
 
 def take_readable(source: Examples, number: int, most: int = 20) -> Example:
-    """An example with its picture opened, or the next one whose picture can be read; what is skipped is named.
+    """An example with its picture or clip opened, or the next one whose picture can be read; what is skipped is named.
 
     Args:
         source (`Examples`): see [`open_answers`].

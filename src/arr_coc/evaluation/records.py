@@ -20,13 +20,14 @@ class Record:
 
     Args:
         task, item, selector, budget (`str`): the question's task and id, the selector's name, and the budget.
-        tokens, full (`int`): visual tokens read, and visual tokens of the whole picture.
+        tokens, full (`int`): visual tokens read, and visual tokens of the whole picture or clip.
         answer (`str`, *optional*), score (`float`, *optional*): None for tasks without answers.
         precision, coverage (`float`, *optional*): of the kept cells; None without boxes.
         overlap, pointing (`float`, *optional*): of the relevance map; None without a map or boxes.
         misled (`str`, *optional*): if the boxes were missed, the scorer that most preferred other cells.
-        grid (`list[int]`, *optional*), kept (`str`, *optional*): rows and columns, and the kept cells as bits in
-            hexadecimal; only for the first items of a task, which a report may draw.
+        grid (`list[int]`, *optional*), kept (`str`, *optional*): rows and columns, of a clip also the number of frames
+            before them, and the kept cells as bits in hexadecimal; only for the first items of a task, which a report
+            may draw.
     """
 
     task: str

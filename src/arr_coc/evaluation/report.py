@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from PIL import Image
 
 from arr_coc.data.example import MissingPicture
 from arr_coc.drawing.charts import line_chart
+from arr_coc.drawing.frames import lay_frames
 from arr_coc.evaluation.contenders import FULL, OURS
 from arr_coc.evaluation.records import Record, Store
 from arr_coc.evaluation.run import DRAWN, read_bits
@@ -116,27 +118,39 @@ def find_worst(records: Sequence[Record], tasks: Sequence[Task], budgets: Sequen
 def _draw_wrong(task: Task, number: int, budget: str, rows: Mapping[str, Record]) -> list[WrongAnswer]:
     item = task[number]
     try:
-        picture = item.picture
+        opened = item.open()
     except MissingPicture:
         return []
     looks = []
     for name in sorted(rows, key=lambda name: (name != OURS, name)):
         row = rows[name]
         if row.kept is not None and row.grid is not None:
-            looks.append((name, row.answer or "", _draw(picture, read_bits(row.kept, row.grid))))
+            looks.append((name, row.answer or "", _draw(opened, read_bits(row.kept, row.grid))))
     title = f"{task.name}, {write_budget(budget)}"
     return [WrongAnswer(title, item.question, " | ".join(sorted(set(item.answers))), attribute(rows[OURS]), looks)]
 
 
-def _draw(picture: Image.Image, kept: np.ndarray) -> str:
-    """A thumbnail with the cells that were not kept darkened, as base64 JPEG."""
-    small = picture.convert("RGB")
-    small.thumbnail((SHOWN, SHOWN))
-    mask = Image.fromarray(np.where(kept, 255, 60).astype(np.uint8)).resize(small.size, Image.Resampling.NEAREST)
-    dark = Image.new("RGB", small.size)
+def _draw(opened: Image.Image | list[Image.Image], kept: np.ndarray) -> str:
+    """A thumbnail with the cells that were not kept darkened, as base64 JPEG; a clip has several."""
+    if isinstance(opened, Image.Image):
+        shown = _darken(opened, kept, SHOWN)
+    else:
+        kept = kept.reshape(-1, *kept.shape[-2:])  # [t, h, w]; a clip may have one group of frames only
+        columns = math.ceil(len(kept) ** 0.5)
+        firsts = opened[:: -(-len(opened) // len(kept))]  # of each group
+        side = 2 * SHOWN // columns
+        shown = lay_frames([_darken(*pair, side) for pair in zip(firsts, kept, strict=True)], columns)
     file = io.BytesIO()
-    Image.composite(small, dark, mask).save(file, "JPEG", quality=70)
+    shown.save(file, "JPEG", quality=70)
     return base64.b64encode(file.getvalue()).decode()
+
+
+def _darken(picture: Image.Image, kept: np.ndarray, side: int) -> Image.Image:
+    """A thumbnail with the cells `[h, w]` that were not kept darkened."""
+    small = picture.convert("RGB")
+    small.thumbnail((side, side))
+    mask = Image.fromarray(np.where(kept, 255, 60).astype(np.uint8)).resize(small.size, Image.Resampling.NEAREST)
+    return Image.composite(small, Image.new("RGB", small.size), mask)
 
 
 def _facts(summary: Mapping[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from arr_coc.config import Grid
+from arr_coc.config import Grid, cell_count
 from arr_coc.data.boxes import cells_inside
 from arr_coc.data.example import Example, MissingPicture
-from arr_coc.evaluation.answers import decode, tell_boxes
+from arr_coc.evaluation.answers import LONGEST_ANSWER, decode, show_example, tell_boxes
 from arr_coc.evaluation.contenders import Contender, read_budget
 from arr_coc.evaluation.metrics import LOOKED, coverage, find_misleading, overlap, pointing, precision
 from arr_coc.evaluation.records import Record, Store
@@ -23,7 +24,7 @@ from arr_coc.evaluation.scoring import METRICS
 from arr_coc.evaluation.tasks import Task
 from arr_coc.families.family import Encoded, Family, Inputs, open_family
 from arr_coc.inference.load import load_model, load_processor
-from arr_coc.inference.messages import make_inputs, make_messages
+from arr_coc.inference.messages import check_messages, make_inputs, make_messages
 from arr_coc.inference.session import Run, Session
 from arr_coc.prompting.question import ChatTokens, Ints
 from arr_coc.prompting.settings import Settings
@@ -42,13 +43,13 @@ class Opened:
     Args:
         model (`PreTrainedModel`), processor (`ProcessorMixin`): of a supported family.
         instruction (`str`, *optional*): appended to every question, such as how long an answer should be.
-        max_new_tokens (`int`, *optional*, defaults to 16): the longest answer.
+        max_new_tokens (`int`, *optional*, defaults to 32): the longest answer.
     """
 
     model: Any
     processor: Any
     instruction: str = ""
-    max_new_tokens: int = 16
+    max_new_tokens: int = LONGEST_ANSWER
 
     @cached_property
     def chat(self) -> ChatTokens:
@@ -61,11 +62,13 @@ class Opened:
         return Session(family, contender.selector, settings)
 
     def ask(self, questions: Sequence[str], pictures: Sequence[Any]) -> dict[str, Any]:
-        """Model inputs for a batch of questions, on the model's device."""
+        """Model inputs for a batch of questions, each about a picture or a clip, on the model's device."""
         conversations = [
             make_messages(picture, f"{question} {self.instruction}".strip())
             for picture, question in zip(pictures, questions, strict=True)
         ]
+        for messages in conversations:
+            check_messages(messages, self.processor)
         return make_inputs(self.processor, conversations, self.model.device, self.model.dtype)
 
 
@@ -102,7 +105,7 @@ def share_encodings(family: Family, contenders: Sequence[Contender]) -> Iterator
 def run_contender(
     opened: Opened, family: Family, inputs: dict[str, Any], contender: Contender, budget: str, answer: bool
 ) -> Run:
-    """Run a contender at a budget on a batch, one picture per row; generate answers, or only select."""
+    """Run a contender at a budget on a batch, one picture or clip per row; generate answers, or only select."""
     session = opened.session(family, contender, budget)
     if not answer:
         return session.inspect(inputs)
@@ -110,23 +113,26 @@ def run_contender(
 
 
 def measure_looking(item: Example, kept: tuple[Grid, Ints] | None, output: ARRCOCOutput | None) -> dict[str, Any]:
-    """Measure kept cells and relevance against an item's boxes; if these were missed, name the scorer that misled."""
+    """Measure kept cells and relevance against an item's boxes; if these were missed, name the scorer that misled.
+
+    The boxes of a clip hold in all its frames.
+    """
     measures: dict[str, Any] = {}
     if not item.boxes:
         return measures
     if kept is not None:
-        (_, rows, columns), cells = kept
-        inside = cells_inside(item.boxes, rows, columns).flatten()
-        mask = torch.zeros(rows * columns, dtype=torch.bool)
+        (frames, rows, columns), cells = kept
+        inside = cells_inside(item.boxes, rows, columns).expand(frames, -1, -1).flatten()
+        mask = torch.zeros(frames * rows * columns, dtype=torch.bool)
         mask[torch.as_tensor(cells)] = True
         measures |= {"precision": float(precision(mask, inside)), "coverage": float(coverage(mask, inside))}
     if output is not None:
-        relevance = output.relevance[0, -1].float().cpu()
-        inside = cells_inside(item.boxes, *relevance.shape).flatten()
+        relevance = output.relevance[0].float().cpu()  # [t, h, w]
+        inside = cells_inside(item.boxes, *relevance.shape[1:]).expand_as(relevance).flatten()
         flat = relevance.flatten()
         measures |= {"overlap": float(overlap(flat, inside)), "pointing": float(pointing(flat, inside))}
         if measures.get("coverage", 1.0) < LOOKED:
-            scores = {name: score[0, -1].float().cpu().flatten() for name, score in output.scores.items()}
+            scores = {name: score[0].float().cpu().flatten() for name, score in output.scores.items()}
             weights = dict(zip(scores, output.weights[0].tolist(), strict=True))
             measures["misled"] = find_misleading(flat, scores, weights, inside)
     return {name: value if isinstance(value, str) else round(value, 4) for name, value in measures.items()}
@@ -159,7 +165,7 @@ def run_task(
         items, pictures = [], []
         for item in batch:
             try:
-                pictures.append(item.picture)
+                pictures.append(show_example(item))
                 items.append(item)
             except MissingPicture as error:
                 store.add_missing(task.name, item.id, str(error))
@@ -167,14 +173,13 @@ def run_task(
         if not items:
             continue
         inputs = opened.ask([item.question for item in items], pictures)
-        full = [grid[0] * grid[1] * grid[2] for grid in family.grids(inputs, "image")]
         with share_encodings(family, contenders):
             for contender, budget in todo:
-                tell_boxes(contender.selector, items)
+                tell_boxes(contender.selector, items, pictures)
                 run = run_contender(opened, family, inputs, contender, budget, task.metric is not None)
                 answers = None if run.generated is None else decode(opened.processor, run.generated)
                 drawn = [first + number < DRAWN for number in range(len(items))]
-                store.add(_records(task, items, contender, budget, run, answers, full, drawn))
+                store.add(_records(task, items, contender, budget, run, answers, drawn))
                 progress(len(items))
 
 
@@ -185,28 +190,28 @@ def _records(
     budget: str,
     run: Run,
     answers: Sequence[str] | None,
-    full: Sequence[int],
     drawn: Sequence[bool],
 ) -> Iterator[Record]:
-    for row, item in enumerate(items):
+    for row, (item, own) in enumerate(zip(items, run.split(len(items)), strict=True)):
         facts: dict[str, Any] = {}
         if answers is not None and task.metric is not None:
             answer = answers[row]
             facts |= {"answer": answer, "score": round(METRICS[task.metric](answer, item.answers), 4)}
-        kept = run.kept[row] if contender.selector.keeps_cells else None
-        facts |= measure_looking(item, kept, run.outputs[row])
+        kept = own.kept[0] if contender.selector.keeps_cells else None
+        facts |= measure_looking(item, kept, own.outputs[0])
         if drawn[row] and kept is not None:
-            facts |= {"grid": list(kept[0][1:]), "kept": _bits(*kept)}
-        yield Record(task.name, item.id, contender.name, budget, run.used_counts[row], full[row], **facts)
+            grid = kept[0] if kept[0][0] > 1 else kept[0][1:]
+            facts |= {"grid": list(grid), "kept": _bits(*kept)}
+        yield Record(task.name, item.id, contender.name, budget, own.used, own.full, **facts)
 
 
 def _bits(grid: Grid, cells: Ints) -> str:
-    mask = np.zeros(grid[1] * grid[2], dtype=bool)
+    mask = np.zeros(cell_count(grid), dtype=bool)
     mask[np.asarray(cells)] = True
     return np.packbits(mask).tobytes().hex()
 
 
 def read_bits(text: str, grid: Sequence[int]) -> np.ndarray:
-    """The kept cells `[rows, columns]` of a record."""
-    mask = np.unpackbits(np.frombuffer(bytes.fromhex(text), dtype=np.uint8))[: grid[0] * grid[1]]
-    return mask.astype(bool).reshape(grid[0], grid[1])
+    """The kept cells `[rows, columns]` of a record, or `[frames, rows, columns]`."""
+    mask = np.unpackbits(np.frombuffer(bytes.fromhex(text), dtype=np.uint8))[: math.prod(grid)]
+    return mask.astype(bool).reshape(grid)

@@ -3,6 +3,7 @@
 | description                                      | examples                                              | metric   |
 |--------------------------------------------------|-------------------------------------------------------|----------|
 | `WORLD`, `WORLD/KIND`                            | drawn from test seeds: `scenes`, `pages/page_cell`    | `exact`  |
+| `clips`, `clips/KIND`                            | clips, drawn from test seeds                          | `exact`  |
 | `photos:DIR`                                     | classes of photographs in COCO format, with boxes     | none     |
 | `refexp:DIR`                                     | referring expressions, each with its box              | none     |
 | `jsonl:FILE`                                     | `image, question, answer or answers[, boxes][, id]`   | `exact`  |
@@ -26,7 +27,7 @@ from arr_coc.data.expressions import read_held_out_expressions
 from arr_coc.data.json_lines import read_questions
 from arr_coc.data.pope import read_pope
 from arr_coc.data.vqa import read_vqa
-from arr_coc.data.worlds import list_worlds
+from arr_coc.data.worlds import list_worlds, open_world
 from arr_coc.data.worlds.numbered import WorldExamples
 from arr_coc.evaluation.scoring import METRICS
 
@@ -45,11 +46,13 @@ class Task:
         metric (`str`, *optional*): how answers are scored, a name of [`~arr_coc.evaluation.scoring.METRICS`]; None
             where the examples have no answers.
         examples (`Examples`): in a fixed order.
+        moving (`bool`, *optional*, defaults to `False`): whether they are about clips.
     """
 
     name: str
     metric: str | None
     examples: Examples = field(repr=False)
+    moving: bool = False
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -91,7 +94,11 @@ def list_tasks() -> list[str]:
 
     ```
     """
-    return [*list_worlds(), *(f"{kind}:{','.join(form.paths)}" for kind, form in _FORMS.items())]
+    return [
+        *list_worlds(),
+        *list_worlds(moving=True),
+        *(f"{kind}:{','.join(form.paths)}" for kind, form in _FORMS.items()),
+    ]
 
 
 def open_task(spec: str, limit: int | None = None, size: int | None = None) -> Task:
@@ -100,7 +107,8 @@ def open_task(spec: str, limit: int | None = None, size: int | None = None) -> T
     Args:
         spec (`str`): as in the table above.
         limit (`int`, *optional*): number of examples; by default all of a file, 500 of a world.
-        size (`int`, *optional*): pixels a side of a world's pictures, 512 by default; files keep their size.
+        size (`int`, *optional*): pixels a side of a world's pictures, 512 by default, or at most 256 of its clips;
+            files keep their size.
 
     Example:
 
@@ -117,12 +125,14 @@ def open_task(spec: str, limit: int | None = None, size: int | None = None) -> T
     if limit is not None and limit < 1:
         raise ValueError(f"`limit` must be at least 1, got {limit}")
     kind, rest, options = _parse(spec)
-    if kind.partition("/")[0] in list_worlds() and rest is None:
-        side = WORLD_SIDE if size is None else size
+    name = kind.partition("/")[0]
+    if name in [*list_worlds(), *list_worlds(moving=True)] and rest is None:
+        side, world = WORLD_SIDE if size is None else size, open_world(name)
         if side < SHORTEST_SIDE:
             raise ValueError(f"`size` must be at least {SHORTEST_SIDE} pixels a side, got {side}")
+        side = min(side, world.sides[1]) if world.moving else side
         examples = WorldExamples(kind, WORLD_COUNT if limit is None else limit, "test", (side, side))
-        return Task(options.get("name", kind), options.get("metric", "exact"), examples)
+        return Task(options.get("name", kind), options.get("metric", "exact"), examples, world.moving)
     if kind not in _FORMS:
         raise ValueError(f"no task is named {spec!r}; there are {', '.join(list_tasks())}")
     form = _FORMS[kind]

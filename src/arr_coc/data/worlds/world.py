@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, TypeVar
 from PIL import Image
 
 from arr_coc.data.boxes import Box, clip_box
-from arr_coc.data.example import Example
+from arr_coc.data.example import Example, copy_frames
 
 Size = tuple[int, int]
 Split = Literal["train", "validation", "test"]
@@ -69,7 +69,7 @@ class Clip(Scene):
 
     def copy_frames(self) -> list[Image.Image]:
         """All frames, copied."""
-        return [frame.copy() for frame in self.frames]
+        return copy_frames(self.frames)
 
 
 class World(ABC):
@@ -126,7 +126,8 @@ def list_worlds(moving: bool = False) -> list[str]:
 def open_world(name: str) -> World:
     """Look up a world by its name."""
     if name not in _WORLDS:
-        raise ValueError(f"no world is named {name!r}; there are {', '.join(list_worlds())}")
+        known = [*list_worlds(), *list_worlds(moving=True)]
+        raise ValueError(f"no world is named {name!r}; there are {', '.join(known)}")
     return _WORLDS[name]
 
 
@@ -184,7 +185,7 @@ def make_example(
     """Make the example of a seed: the same picture, question and answer on every call. It keeps its picture in memory.
 
     Args:
-        world (`str`): see [`list_worlds`].
+        world (`str`): see [`list_worlds`]; `"clips"` gives clips.
         seed (`int`): see [`split_seed`].
         kind (`str`, *optional*): one kind of questions; by default the seed decides.
         size (`tuple[int, int]`, *optional*): width and height in pixels; by default the seed decides, within
@@ -229,5 +230,5 @@ def ask_scene(scene: Scene, question: Question, name: str) -> Example:
         (max(0.0, left / width), max(0.0, top / height), min(1.0, right / width), min(1.0, bottom / height))
         for left, top, right, bottom in question.boxes
     )
-    opened = scene.copy_frames if isinstance(scene, Clip) else scene.picture.copy
-    return Example(question.text, opened, name, (question.answer,), boxes, kind=question.kind)
+    example = Example(question.text, scene.picture.copy, name, (question.answer,), boxes, kind=question.kind)
+    return replace(example, open=scene.copy_frames, fps=scene.fps) if isinstance(scene, Clip) else example
