@@ -37,7 +37,7 @@ from arr_coc import (
     prepare,
 )
 from arr_coc.cli import app
-from arr_coc.data.worlds import list_worlds, make_example, split_seed
+from arr_coc.data.worlds import draw_clip, list_worlds, make_example, split_seed
 from arr_coc.inference.load import load_selector
 
 RECORD = Path(__file__).with_name("record.json")
@@ -82,9 +82,12 @@ def embedded() -> dict[str, Any]:
     for world in list_worlds():
         sample = make_example(world, split_seed("test", 3), None, (256, 256))
         asked[world] = (sample.picture, sample.question)
+    clip = draw_clip(split_seed("test", 3), "clip_cut", (128, 128), 6)
+    asked["clips"] = ({"type": "video", "video": list(clip.frames)}, clip.questions[0].text)
     calls = [("prune", 0.25), ("prune", "auto"), ("weight", None), ("full", None), ("saccade", 48), ("saccade", 0.3)]
+    fewer = {"needle.png": calls[:1] + calls[4:], "clips": calls[:4]}
     for name, (picture, question) in asked.items():
-        for mode, budget in calls if name != "needle.png" else calls[:1] + calls[4:]:
+        for mode, budget in fewer.get(name, calls):
             answer = vlm.answer(picture, question, mode=mode, budget=budget, max_new_tokens=12)
             facts = {
                 "answer": answer.text, "tokens": [answer.tokens.full, answer.tokens.used], "kept": pack(answer.kept),
