@@ -20,7 +20,7 @@ from arr_coc.cli import app
 from arr_coc.data.example import Example
 from arr_coc.data.worlds import make_example, split_seed
 from arr_coc.drawing.charts import line_chart
-from arr_coc.evaluation.answers import answer_examples, show_example
+from arr_coc.evaluation.answers import LONGEST_ANSWER, answer_examples, show_example
 from arr_coc.evaluation.contenders import OURS, known_contenders, open_contenders, parse_budgets
 from arr_coc.evaluation.records import MISSING, RECORDS, Record, Store
 from arr_coc.evaluation.report import write_report
@@ -271,6 +271,13 @@ def test_clips_and_pictures_are_answered_together_as_one_by_one(mixed):
     assert selector.told == [wanted[1], wanted[0], wanted[2], *wanted]  # selectors see pictures before clips
     with pytest.raises(ValueError, match="mode 'saccade' takes still pictures only; for clips use mode 'prune'"):
         answer_examples(model, processor, mixed, load_selector("embedded", model), mode="saccade")
+
+
+def test_the_longest_answers_have_room():
+    tokenizer = load_processor("embedded").tokenizer
+    lines = [make_example("lines", split_seed("test", seed), None, (256, 256)).answer for seed in range(40)]
+    longest = max(len(tokenizer(answer, add_special_tokens=False)["input_ids"]) for answer in lines)
+    assert 16 < longest + 1 < LONGEST_ANSWER  # and the token that ends it
 
 
 def test_a_clip_is_shown_at_its_own_pace():
