@@ -54,23 +54,30 @@ class FastPath:
         self.vision_block = torch.compile(vision_block, dynamic=True) if compiled else vision_block
         self.text_block = torch.compile(text_block, dynamic=True) if compiled else text_block
         self.patches = torch.compile(patches, dynamic=True) if compiled else patches
+        self.known: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+
+    def places(self, grid: tuple[int, int], like: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of a grid's patches: four neighbours in the table of positions and their weights, cosines and sines."""
+        if grid not in self.known:
+            visual, one = self.visual, torch.tensor([[1, 2 * grid[0], 2 * grid[1]]], device=like.device)
+            near = get_vision_interpolation_indices_and_weights(
+                one, num_grid_per_side=visual.num_grid_per_side, mode=visual.interpolation_mode,
+                align_corners=visual.interpolation_align_corners, spatial_merge_size=2,
+            )  # fmt: skip
+            self.known[grid] = (*near, *visual.rotary_pos_emb(like.detach(), get_vision_position_ids(one, 2)))
+        return self.known[grid]
 
     def encode(self, pictures: Tensor, grid: tuple[int, int]) -> tuple[Tensor, list[Tensor]]:
         """Merged tokens `[B, G * N, D]` of pictures `[B, F, 3, H, W]`, and further levels of them."""
         visual, device = self.visual, pictures.device.type
         mixed = torch.is_autocast_enabled(device)
         rows = self.patches(pictures, torch.get_autocast_dtype(device) if mixed else torch.float32)
-        one = torch.tensor([[1, 2 * grid[0], 2 * grid[1]]], device=pictures.device)
-        index, weight = get_vision_interpolation_indices_and_weights(
-            one, num_grid_per_side=visual.num_grid_per_side, mode=visual.interpolation_mode,
-            align_corners=visual.interpolation_align_corners, spatial_merge_size=2,
-        )  # fmt: skip
+        index, weight, cos, sin = self.places(grid, rows)
         project = visual.patch_embed.proj
         # a convolution with no overlap; equal frames share the sum of both weights
         weight_of = project.weight.sum(dim=2) if pictures.shape[1] == 1 else project.weight
         hidden = F.linear(rows, weight_of.flatten(1), project.bias)
         hidden = hidden + (visual.pos_embed(index) * weight[:, :, None]).sum(1).to(hidden.dtype)
-        cos, sin = visual.rotary_pos_emb(hidden[0], get_vision_position_ids(one, 2))
         levels = []
         for number, block in enumerate(visual.blocks):
             hidden = self.vision_block(block, hidden, cos, sin)

@@ -89,8 +89,9 @@ class Trainer:
             else value
             for name, value in batch.items()
         }
-        # [B, F, H, W, 3] -> [B, F, 3, H, W]
-        return found | {"pictures": found["pictures"].permute(0, 1, 4, 2, 3).contiguous()}
+        # [B, F, H, W, 3] -> [B, F, 3, H, W]; a loader makes lists of tuples
+        planes = found["pictures"].permute(0, 1, 4, 2, 3).contiguous()
+        return found | {"pictures": planes, "grid": tuple(batch["grid"])}
 
     def forward(self, batch: dict[str, Any], moved: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits at the answers `[M, V]`, and the loss of the words under each token."""
@@ -153,20 +154,22 @@ def dense_loss(under: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
 
 
 def make_optimizers(model: nn.Module, head: nn.Module, cuda: bool) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers, AdamW for tables, norms, biases and the head."""
+    """Muon for the matrices of the layers, at twice the rate of AdamW for tables, norms, biases and the head."""
     matrices, decayed, others = [], [], [*head.parameters()]
     for name, weight in model.named_parameters():
         if weight.ndim == 2 and "embed" not in name:
             matrices.append(weight)
         else:
             (decayed if weight.ndim >= 2 else others).append(weight)
-    return [
-        StackedMuon(matrices),
-        torch.optim.AdamW(
-            [{"params": decayed, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}],
-            betas=(0.9, 0.98), fused=cuda,
-        ),
-    ]  # fmt: skip
+    muon = StackedMuon(matrices)
+    adam = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}],
+        betas=(0.9, 0.98), fused=cuda,
+    )  # fmt: skip
+    for optimizer, times in ((muon, 2.0), (adam, 1.0)):
+        for group in optimizer.param_groups:
+            group["times"] = times
+    return [muon, adam]
 
 
 def rate_at(done: float, step: int, falling: float, warm: int = 300) -> float:
@@ -290,7 +293,7 @@ def main(
             pool.append([take(ready), reuse])
             waited += time.time() - wait
             if len(pool) > POOL:
-                pool.remove(min(pool, key=lambda one: one[1]))
+                pool.pop(min(range(len(pool)), key=lambda number: pool[number][1]))
         chosen = rng.randrange(len(pool))
         batch, uses = pool[chosen]
         pool[chosen][1] -= 1
@@ -298,7 +301,7 @@ def main(
             pool.pop(chosen)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = rate * rate_at(done, step, falling)
+                group["lr"] = group["times"] * rate * rate_at(done, step, falling)
             optimizer.zero_grad(set_to_none=True)
         answer, dense = trainer.losses(batch, moved=uses < reuse)
         (answer + 0.15 * dense).backward()
