@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,7 @@ class Batcher:
         self.related = {split: with_relations(found) for split, found in self.photos.items()}
         self.course = [part for part in COURSES[course] if self.photos or not is_photos(part)]
         marker = tokenizer.convert_tokens_to_ids
-        self.encode = lambda text: tokenizer.encode(text, add_special_tokens=False)
+        self.encode = lru_cache(2**16)(lambda text: tokenizer.encode(text, add_special_tokens=False))
         self.begin = [marker("<|im_start|>"), *self.encode("user\n")]
         self.before, self.after = marker("<|vision_start|>"), marker("<|vision_end|>")
         self.end = marker("<|im_end|>")

@@ -283,7 +283,7 @@ def main(
     pool: list[list[Any]] = []  # batches on the device, and how often each may still be used
     rng = random.Random(seed)
     curve: list[dict[str, Any]] = []
-    step, pictures, waited, last = 0, 0, 0.0, time.time()
+    step, pictures, drawn, waited, last = 0, 0, 0, 0.0, time.time()
     recent: list[torch.Tensor] = []
     model.train()
     trained_from = time.time()
@@ -292,6 +292,7 @@ def main(
             wait = time.time()
             pool.append([take(ready), reuse])
             waited += time.time() - wait
+            drawn += 1
             if len(pool) > POOL:
                 pool.pop(min(range(len(pool)), key=lambda number: pool[number][1]))
         chosen = rng.randrange(len(pool))
@@ -316,7 +317,7 @@ def main(
             entry = {"step": step, "seconds": round(time.time() - begin), "pictures": pictures,
                      "answer_loss": round(answers, 4), "dense_loss": round(words, 5)}  # fmt: skip
             curve.append(entry)
-            print(entry, f"waited {waited:.0f} s", flush=True)
+            print(entry, f"{drawn} batches drawn, waited {waited:.0f} s", flush=True)
         if time.time() - last > every:
             curve.append({"step": step, "seconds": round(time.time() - begin), "exact": trainer.evaluate(held)})
             print(curve[-1], flush=True)

@@ -154,6 +154,7 @@ class Canvas:
         self.pen = ImageDraw.Draw(self.image)
         self.taken: list[Box] = []
         self.things: list[Thing] = []
+        self._measured: dict[tuple[str, int], Box] = {}
 
     def place(self, width: float, height: float, gap: float = 5, tries: int = 60) -> tuple[float, float] | None:
         """Occupy a free box and give its top left corner, or None if there is no room."""
@@ -191,8 +192,17 @@ class Canvas:
 
     def measure(self, text: str, font: Font) -> tuple[float, float]:
         """Width and height of a text."""
-        left, top, right, bottom = (value / self.scale for value in self.pen.textbbox((0, 0), text, font=font))
+        left, top, right, bottom = self._bounds(text, font)
         return right - left, bottom - top
+
+    def _bounds(self, text: str, font: Font) -> Box:
+        """Where a text at (0, 0) would lie; remembered, as texts are measured before they are written."""
+        known = self._measured.get((text, id(font)))
+        if known is None:
+            left, top, right, bottom = self.pen.textbbox((0, 0), text, font=font)
+            known = (left / self.scale, top / self.scale, right / self.scale, bottom / self.scale)
+            self._measured[text, id(font)] = known
+        return known
 
     def write(
         self,
@@ -208,13 +218,14 @@ class Canvas:
 
         With `line`, y is the top of the line, not of this text, so that texts side by side share a baseline.
         """
-        left, top, right, bottom = (value / self.scale for value in self.pen.textbbox((0, 0), text, font=font))
+        left, top, right, bottom = self._bounds(text, font)
         y = y if line else y - top
         x -= left
         box = (x + left, y + top, x + right, y + bottom)
         self.pen.text((x * self.scale, y * self.scale), text, fill=ink, font=font)
         self.things.append(Thing(box, words))
 
+        @cache  # where a character ends, the next begins
         def along(index: int) -> float:
             return x + font.getlength(text[:index]) / self.scale
 
@@ -227,7 +238,7 @@ class Canvas:
         """The picture at its final size, sometimes with JPEG artefacts."""
         picture = self.image
         if self.scale > 1:
-            soft = self.rng.random() < 0.5
+            soft = self.rng.random() < (0.15 if self.varied else 0.5)  # soft edges take longest of all
             picture = picture.resize(self.size, Image.Resampling.BICUBIC) if soft else picture.reduce(self.scale)
         if self.rng.random() < 0.25:
             file = io.BytesIO()
@@ -244,8 +255,11 @@ def _noise_table() -> np.ndarray:
 def make_noise(generator: np.random.Generator, size: tuple[int, int], channels: int) -> np.ndarray:
     """Normal noise `[H, W, channels]`, cut from a table, because fresh noise would take most of a picture's time."""
     count = size[0] * size[1] * channels
-    begin = int(generator.integers(0, 2**20))
-    return np.take(_noise_table(), np.arange(begin, begin + count), mode="wrap").reshape(*size, channels)
+    table = _noise_table()
+    found = table[int(generator.integers(0, len(table))) :]
+    if count > len(found):
+        found = np.concatenate((found, np.resize(table, count - len(found))))
+    return found[:count].reshape(*size, channels).copy()  # the table stays as it is
 
 
 def make_ground(rng: random.Random, size: Size, colour: Colour | None = None) -> tuple[Image.Image, Colour]:
