@@ -365,6 +365,52 @@ def test_every_selector_works_on_batches_and_several_pictures(opened):
 
 
 @torch.no_grad()
+def test_encoder_layers_get_the_lengths_of_pictures_on_the_host(qwen, monkeypatch):
+    family, model = qwen
+    data, opened = inputs_for(family, TWO_IMAGES), open_family(model)
+    layers = opened.encoder_attention()
+    attention, given = type(layers[0]), []
+    plain = attention.forward
+
+    def record(self, *args, **kwargs):
+        given.append(kwargs["cu_seqlens"])
+        return plain(self, *args, **kwargs)
+
+    monkeypatch.setattr(attention, "forward", record)
+    [stated] = opened.attended_lengths(data["image_grid_thw"], "image").values()
+    monkeypatch.setattr(opened, "attended_lengths", lambda grids, kind: {"image_cu_seqlens": stated})
+    features, deepstack = opened.run_encoder(data, "image")
+    # Qwen2.5-VL's other layers attend in windows, whose lengths are not those of pictures
+    whole = [1, 3] if family == "qwen2_5_vl" else range(len(layers))
+    assert stated.device.type == "cpu"
+    assert stated.tolist() == [0, 96, 192]
+    assert len(given) == len(layers)
+    assert [place for place, lengths in enumerate(given) if lengths is stated] == list(whole)
+
+    given.clear()
+    monkeypatch.setattr(opened, "attended_lengths", lambda grids, kind: {})
+    without, levels = opened.run_encoder(data, "image")
+    assert len(given) == len(layers)
+    assert not any(lengths is stated for lengths in given)
+    assert torch.equal(features, without)
+    assert all(map(torch.equal, deepstack, levels))
+
+    wrong = torch.tensor([0, 48, 192], dtype=torch.int32)
+    monkeypatch.setattr(opened, "attended_lengths", lambda grids, kind: {"image_cu_seqlens": wrong})
+    assert not torch.equal(opened.run_encoder(data, "image")[0], without)
+
+
+@torch.no_grad()
+def test_lengths_are_left_to_transformers_for_clips_and_flash_attention(qwen, monkeypatch):
+    family, model = qwen
+    data, opened = inputs_for(family, MIXED), open_family(model)
+    assert opened.attended_lengths(data["image_grid_thw"], "image")
+    assert opened.attended_lengths(data["video_grid_thw"], "video") == {}
+    monkeypatch.setattr(model.model.visual.config, "_attn_implementation", "flash_attention_2")
+    assert opened.attended_lengths(data["image_grid_thw"], "image") == {}
+
+
+@torch.no_grad()
 def test_missing_token_types_are_made(qwen):
     family, model = qwen
     data = inputs_for(family, MIXED)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb_vision
+from transformers.vision_utils import get_vision_cu_seqlens
 
 from arr_coc.config import Grid
 from arr_coc.families.encoder_attention import LayerInput
@@ -46,9 +47,20 @@ class Qwen2VL(Family):
 
     def run_encoder(self, inputs: Inputs, kind: str) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Encode all pictures of a kind once."""
-        output = getattr(self.inner, f"get_{kind}_features")(inputs[self.pixel_names[kind]], inputs[f"{kind}_grid_thw"])
+        grids = inputs[f"{kind}_grid_thw"]
+        run = getattr(self.inner, f"get_{kind}_features")
+        output = run(inputs[self.pixel_names[kind]], grids, **self.attended_lengths(grids, kind))
         features, *deepstack = read_levels(output)
         return features, tuple(deepstack)
+
+    def attended_lengths(self, grids: Tensor, kind: str) -> dict[str, Tensor]:
+        """Where one picture's patches end and the next begin, on the host.
+
+        Every layer of the encoder asks for it, and would wait for the device each time; flash attention reads it there.
+        """
+        if kind != "image" or "flash" in str(self.inner.visual.config._attn_implementation):
+            return {}  # transformers takes it for pictures only
+        return {"image_cu_seqlens": get_vision_cu_seqlens(grids.cpu())}
 
     def encode_cells(
         self, patches: Tensor, cells: Sequence[Tensor], grids: Sequence[Grid], replay: bool = False
