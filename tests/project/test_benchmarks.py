@@ -94,8 +94,12 @@ def test_attaching_costs_little_and_the_cache_falls_as_the_tokens():
             assert row["first_token_ratio"] <= 1.03
 
 
+def read_results(name):
+    return json.loads((ROOT / "results" / f"{name}-h200.json").read_text())
+
+
 def test_a_gaze_stops_growing_with_the_picture():
-    rows = json.loads((ROOT / "results" / "gaze-h200.json").read_text())["rows"]
+    rows = read_results("gaze")["rows"]
     by = {(row["model"], row["megapixels"], row["method"]): row for row in rows}
     for model in ("Qwen3-VL-2B", "Qwen3-VL-8B", "Qwen2.5-VL-7B"):
         assert {(model, size, "saccade") for size in (1, 4, 12, 50, 200)} <= set(by)
@@ -104,14 +108,17 @@ def test_a_gaze_stops_growing_with_the_picture():
         assert small["texture"]["median_ms"] <= 5
         assert large["texture"]["median_ms"] <= 40
         assert large["first_token"]["median_ms"] <= 1.5 * small["first_token"]["median_ms"]
+        assert small["times_downsample"] <= 1.25
         full = by[model, 12, "full"]["first_token"]["median_ms"]
         assert full >= (34 if model == "Qwen3-VL-8B" else 30) * small["first_token"]["median_ms"]
         # at 1 megapixel and up to 50, a smaller picture is faster, as the docs say
         assert all(by[model, size, "saccade"]["times_downsample"] > 1 for size in (1, 4, 12, 50))
+    assert by["Qwen3-VL-8B", 12, "saccade"]["first_token"]["median_ms"] <= 40
+    assert by["Qwen3-VL-2B", 12, "saccade"]["first_token"]["median_ms"] <= 25
 
 
 def test_answers_and_further_turns_are_as_fast_as_the_docs_say():
-    found = json.loads((ROOT / "results" / "gaze-h200.json").read_text())
+    found = read_results("gaze")
     times = {(row["model"], row["method"], row["tokens"]): row["answer"]["median_ms"] for row in found["answers"]}
     for model, faster in (("Qwen3-VL-8B", 5), ("Qwen3-VL-2B", 4)):
         gaze = times[model, "saccade", 32]
@@ -122,15 +129,66 @@ def test_answers_and_further_turns_are_as_fast_as_the_docs_say():
     assert append["Qwen3-VL-8B"] <= 12
 
 
+def test_batches_and_further_questions_are_as_fast_as_the_docs_say():
+    rows = {row["pictures"]: row for row in read_results("batches")["rows"]}
+    assert all(rows[count]["pictures_per_second"] >= 35 for count in (8, 32))
+    found = read_results("questions")
+    assert found["ten questions over one"]["saccade"] <= 7
+    assert found["ten questions over one"]["prune"] <= 1.6
+    assert found["attached over plain"] <= 1.02
+
+
+def test_kernels_of_stages_are_those_of_the_gaze_and_none_beats_the_machine():
+    rows = {row["stage"]: row for row in read_results("limits")["rows"] if row["model"] == "Qwen3-VL-8B"}
+    assert all(row["least_ms"] <= row["kernels_ms"] <= row["median_ms"] for row in rows.values())
+    whole = rows["the whole gaze"]
+    parts = [row for name, row in rows.items() if name not in ("the whole gaze", "a decoded token")]
+    for key in ("kernels_ms", "gflop", "least_ms"):
+        assert sum(row[key] for row in parts) == pytest.approx(whole[key], rel=0.01)
+
+
+def test_the_goals_that_are_missed_are_named(load):
+    benchmark = load("speed")
+    speed = benchmark.read_speed()
+    missed = [goal.what for goal in benchmark.goals(speed) if not goal.met]
+    assert missed == [
+        "100 tokens appended to 600, Qwen3-VL-2B",
+        "an answer of the embedded model on two CPU cores, over the time before",
+    ]
+    page = (ROOT.parent / "docs" / "performance.md").read_text()
+    assert all(f"| {what} |" in page for what in missed)
+    assert page.count("| **no** |") == len(missed)
+
+
+def test_repeated_measurements_hold_the_reported_ones():
+    repeats, questions = read_results("repeats"), read_results("questions")
+    for row in read_results("gaze")["append"]:
+        assert row["graphs"]["median_ms"] in [again["median_ms"] for again in repeats["append"][row["model"]]]
+    ten = [{mode: row[mode] for mode in ("prune", "saccade")} for row in repeats["ten questions over one"]]
+    assert questions["ten questions over one"] in ten
+    assert questions["attached over plain"] in [row["ratio"] for row in repeats["attached over plain"]]
+
+
 def test_pages_show_the_committed_times(load):
     benchmark = load("speed")
     speed, slower = benchmark.read_speed(), benchmark.read_speed()
     for row in slower.rows.values():
         row["first_token"]["median_ms"] *= 2
+    for row in slower.batches.values():
+        row["pictures_per_second"] /= 2
+        row["peak_mb"] *= 2
+    for row in slower.limits.values():
+        row["kernels_ms"] *= 2
+    slower.questions["ten questions over one"]["prune"] *= 2
+    slower.questions["attached over plain"] *= 2
     for name, blocks in benchmark.PAGES.items():
         page = (ROOT.parent / name).read_text()
         assert benchmark.fill_page(page, blocks, speed) == page, "run `python benchmarks/speed.py`"
         assert benchmark.fill_page(page, blocks, slower) != page
+    for name in ("limits", "left", "attached"):
+        block = {name: benchmark.PAGES["docs/performance.md"][name]}
+        page = (ROOT.parent / "docs" / "performance.md").read_text()
+        assert benchmark.fill_page(page, block, slower) != page
     assert benchmark.FIGURE.read_text() == benchmark.draw_answers(speed)
     with pytest.raises(ValueError, match="marks"):
         benchmark.fill_page("", {"speed": benchmark.summary}, speed)
