@@ -213,14 +213,45 @@ def test_what_is_no_clip_is_refused_in_one_line(processor):
         reader([film(2)], video_metadata=[{"fps": 2}, {"fps": 2}])
     with pytest.raises(ValueError, match="got 48x64 and 64x48"):
         make_messages(asked([photo(64, 48), photo(48, 64)]), None)
-    with pytest.raises(ValueError, match="must be a positive number, got -1"):
-        make_inputs(processor, [make_messages(asked(film(2), fps=-1), None)], "cpu")
+    with pytest.raises(ValueError, match="must have its pictures, or a file"):
+        check_messages(make_messages(asked(None), None), processor)
     for part in ({"video": "film.mp4"}, {"type": "video", "path": "film.mp4"}):
         with pytest.raises(ValueError, match=r"a video file, here film\.mp4"):
             check_messages(make_messages([{"role": "user", "content": [part]}], None), processor)
     check_messages(make_messages(asked(film(2)), None), processor)
     with pytest.raises(ValueError, match="this model reads no clips"):
         check_messages(make_messages(asked(film(2)), None), SimpleNamespace())
+
+
+def test_other_things_in_place_of_pictures_are_refused_in_one_line(tmp_path):
+    pixels = np.zeros((2, 48, 64, 3), np.uint8)
+    for clip, error, reason in [
+        (tmp_path, ValueError, f"got the folder {tmp_path}"),
+        (str(tmp_path), ValueError, f"got the folder {tmp_path}"),
+        ([], ValueError, "at least one picture, got none"),
+        (pixels[:0], ValueError, r"got \(0, 48, 64, 3\)"),
+        (pixels[0], ValueError, r"got \(48, 64, 3\)"),
+        (torch.from_numpy(pixels[0]), ValueError, r"got \(48, 64, 3\)"),
+        (photo(64, 48), TypeError, "a list of pictures, an array or a video file, got Image"),
+        (5, TypeError, "got int"),
+        ({"a": photo(64, 48)}, TypeError, "got dict"),
+    ]:
+        with pytest.raises(error, match=f"^a clip must .*{reason}.*$"):
+            make_messages(asked(clip), None)
+    for clip in (pixels, torch.from_numpy(pixels), film(2), tuple(film(2)), iter(film(2))):
+        [message] = make_messages(asked(clip), None)
+        assert len(message["content"][0]["video"]) == 2
+
+
+def test_the_rate_of_a_clip_is_a_positive_number(processor):
+    def ask(fps):
+        return make_inputs(processor, [make_messages(asked(film(4), fps=fps), None)], "cpu")
+
+    for fps in (0, -1, float("nan"), float("inf"), "2", True):
+        with pytest.raises(ValueError, match=f"`fps` of a clip must be a positive number, got {fps!r}"):
+            ask(fps)
+    assert same(ask(None), ask(2))
+    assert same(ask(np.float32(4)), ask(4))
 
 
 def test_a_list_of_pictures_is_no_clip(processor):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -115,15 +117,23 @@ def _open_content(content: Any) -> list[Any]:
 
 
 def _open_clip(clip: Any) -> Any:
-    """The pictures of a clip; an array or a video file stays as it is."""
-    if isinstance(clip, Path):
+    """The pictures of a clip; an array or the name of a video file stays as it is."""
+    if isinstance(clip, str | Path):
+        if Path(clip).is_dir():
+            raise ValueError(f"a clip must be a list of pictures, got the folder {clip}; list its files in their order")
         return str(clip)
-    if not isinstance(clip, list | tuple):
+    if isinstance(clip, np.ndarray | torch.Tensor):
+        if clip.ndim != 4 or not len(clip):
+            raise ValueError(f"a clip must have shape [T, H, W, 3] or [T, 3, H, W], got {tuple(clip.shape)}")
         return clip
+    if isinstance(clip, Mapping) or not isinstance(clip, Iterable):
+        raise TypeError(f"a clip must be a list of pictures, an array or a video file, got {type(clip).__name__}")
     pictures = [as_picture(frame) for frame in clip]
     sizes = sorted({picture.size for picture in pictures})
-    if len(sizes) != 1:
-        given = " and ".join(f"{width}x{height}" for width, height in sizes[:2]) or "no picture"
+    if not sizes:
+        raise ValueError("a clip must have at least one picture, got none")
+    if len(sizes) > 1:
+        given = " and ".join(f"{width}x{height}" for width, height in sizes[:2])
         raise ValueError(f"a clip must be pictures of one size, got {given}; resize them first")
     return pictures
 
@@ -136,7 +146,10 @@ def check_messages(messages: Iterable[Message], processor: Any, *, still: bool =
         if getattr(processor, "video_processor", None) is None:
             raise ValueError("this model reads no clips; give pictures")
         if not _is_shown(clip):
-            check_file(clip.get("video") or clip.get("path") or clip.get("url"), processor)
+            file = clip.get("video") or clip.get("path") or clip.get("url")
+            if file is None:
+                raise ValueError("a part of type 'video' must have its pictures, or a file, as `video`, got nothing")
+            check_file(file, processor)
 
 
 def _clips(messages: Iterable[Message]) -> list[Message]:
@@ -157,10 +170,11 @@ def _describe_clips(conversations: Sequence[Sequence[Message]]) -> dict[str, Any
         return {}  # a file says it itself
     about = []
     for clip in clips:
-        frames, fps = len(clip["video"]), clip.get("fps") or FPS
-        if not isinstance(fps, int | float) or fps <= 0:
+        frames, fps = len(clip["video"]), clip.get("fps")
+        fps = FPS if fps is None else fps
+        if isinstance(fps, bool) or not isinstance(fps, Real) or not 0 < float(fps) < math.inf:
             raise ValueError(f"`fps` of a clip must be a positive number, got {fps!r}")
-        about.append({"total_num_frames": frames, "fps": fps, "frames_indices": list(range(frames))})
+        about.append({"total_num_frames": frames, "fps": float(fps), "frames_indices": list(range(frames))})
     return {"do_sample_frames": False, "video_metadata": about}
 
 
