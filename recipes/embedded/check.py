@@ -6,6 +6,7 @@ python recipes/embedded/check.py --photos photos --out recipes/embedded/figures.
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -73,9 +74,19 @@ class Check:
 
 
 def draw(world: str, kind: str, count: int) -> list[Example]:
-    """Test samples of a kind, of the world's own sizes; needles of 1024 pixels."""
-    size = (1024, 1024) if world == "needles" else None
-    return [make_example(world, split_seed("test", index), kind, size) for index in range(count)]
+    """Test samples of a kind, of the world's own sizes; needles of 1024 pixels, upright forms."""
+    return [make_example(world, split_seed("test", index), kind, size_of(world, index)) for index in range(count)]
+
+
+def size_of(world: str, index: int) -> tuple[int, int] | None:
+    """Width and height of a sample; None where its seed decides."""
+    if world == "needles":
+        return 1024, 1024
+    if world == "forms":
+        rng = random.Random(f"form {index}")
+        height = rng.randint(600, 1200)
+        return round(height * rng.uniform(0.62, 0.85)), height
+    return None
 
 
 def strangers() -> list[Example]:

@@ -113,10 +113,9 @@ def photo_grid(rng: random.Random, done: float) -> Grid:
     return side, side
 
 
-def wide_grid(rng: random.Random, done: float) -> Grid:
-    """384 to 768 pixels wide, and at least half as high."""
-    columns = rng.randint(12, 24)
-    return rng.randint((columns + 1) // 2, min(columns, 14)), columns
+def way_grid(rng: random.Random, done: float) -> Grid:
+    """256 to 1024 pixels, mostly less."""
+    return _sides(rng, 8, 32, 1.5)
 
 
 def form_grid(rng: random.Random, done: float) -> Grid:
@@ -138,19 +137,19 @@ def clip_frames(rng: random.Random) -> int:
 COURSES: dict[str, tuple[Part, ...]] = {
     "first": (
         Part(0.58, SCENES, scene_grid),
-        Part(0.14, WAYS, wide_grid),
+        Part(0.14, WAYS, way_grid),
         Part(0.08, PAGES, page_grid),
         Part(0.10, PHOTOS, photo_grid),
         Part(0.10, CLIPS, clip_grid, clip_frames),
     ),
     "all": (
-        Part(0.26, REHEARSED, scene_grid),
-        Part(0.12, WAYS, wide_grid),
-        Part(0.16, PAGES, page_grid),
+        Part(0.24, REHEARSED, scene_grid),
+        Part(0.12, WAYS, way_grid),
+        Part(0.15, PAGES, page_grid),
         Part(0.12, FORMS, form_grid),
-        Part(0.07, NEEDLES, needle_grid),
-        Part(0.15, PHOTOS, photo_grid),
-        Part(0.12, CLIPS, clip_grid, clip_frames),
+        Part(0.06, NEEDLES, needle_grid),
+        Part(0.17, PHOTOS, photo_grid),
+        Part(0.14, CLIPS, clip_grid, clip_frames),
     ),
 }
 

@@ -5,6 +5,7 @@ Only for training; `check` shows that it computes what the model itself does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -46,13 +47,27 @@ def text_block(block: Any, hidden: Tensor, cos: Tensor, sin: Tensor, mask: Tenso
     return out[0] if isinstance(out, tuple) else out
 
 
+def see(blocks: Sequence[Any], hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Some layers of the encoder, one after the other."""
+    for block in blocks:
+        hidden = vision_block(block, hidden, cos, sin)
+    return hidden
+
+
+def understand(blocks: Sequence[Any], hidden: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+    """Some layers of the language model, one after the other."""
+    for block in blocks:
+        hidden = text_block(block, hidden, cos, sin, mask)
+    return hidden
+
+
 class FastPath:
     """Runs a tiny Qwen3-VL on dense batches."""
 
     def __init__(self, model: Any, compiled: bool) -> None:
         self.visual, self.language = model.model.visual, model.model.language_model
-        self.vision_block = torch.compile(vision_block, dynamic=True) if compiled else vision_block
-        self.text_block = torch.compile(text_block, dynamic=True) if compiled else text_block
+        self.see = torch.compile(see, dynamic=True) if compiled else see
+        self.understand = torch.compile(understand, dynamic=True) if compiled else understand
         self.patches = torch.compile(patches, dynamic=True) if compiled else patches
         self.known: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
 
@@ -78,12 +93,12 @@ class FastPath:
         weight_of = project.weight.sum(dim=2) if pictures.shape[1] == 1 else project.weight
         hidden = F.linear(rows, weight_of.flatten(1), project.bias)
         hidden = hidden + (visual.pos_embed(index) * weight[:, :, None]).sum(1).to(hidden.dtype)
-        levels = []
-        for number, block in enumerate(visual.blocks):
-            hidden = self.vision_block(block, hidden, cos, sin)
-            if number in visual.deepstack_visual_indexes:
-                merger = visual.deepstack_merger_list[visual.deepstack_visual_indexes.index(number)]
-                levels.append(merger(hidden.flatten(0, 1)).unflatten(0, (len(pictures), -1)))
+        levels, begin = [], 0
+        for merger, number in zip(visual.deepstack_merger_list, visual.deepstack_visual_indexes, strict=True):
+            hidden = self.see(visual.blocks[begin : number + 1], hidden, cos, sin)
+            levels.append(merger(hidden.flatten(0, 1)).unflatten(0, (len(pictures), -1)))
+            begin = number + 1
+        hidden = self.see(visual.blocks[begin:], hidden, cos, sin)
         return visual.merger(hidden.flatten(0, 1)).unflatten(0, (len(pictures), -1)), levels
 
     def read(self, batch: dict[str, Any], tokens: Tensor, levels: list[Tensor]) -> Tensor:
@@ -97,10 +112,10 @@ class FastPath:
         positions = torch.cat([batch["positions"][:, None].expand(-1, len(tokens), -1), text], dim=2)
         cos, sin = self.language.rotary_emb(hidden, positions)
         mask = self.mask(batch["turn"], len(opening))
-        for number, block in enumerate(self.language.layers):
-            hidden = self.text_block(block, hidden, cos, sin, mask)
-            if number < len(levels):
-                hidden = hidden.index_add(1, visual, levels[number].to(hidden.dtype))
+        for number, level in enumerate(levels):
+            hidden = self.understand(self.language.layers[number : number + 1], hidden, cos, sin, mask)
+            hidden = hidden.index_add(1, visual, level.to(hidden.dtype))
+        hidden = self.understand(self.language.layers[len(levels) :], hidden, cos, sin, mask)
         return self.language.norm(hidden[:, len(opening) :])
 
     @staticmethod
