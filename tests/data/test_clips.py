@@ -4,10 +4,10 @@ import re
 from collections import Counter
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
+from recipe import WORDS
 
 from arr_coc.data.worlds import draw_clip, draw_scene, list_worlds, make_example, open_world, split_seed
 from arr_coc.data.worlds.tools.drawing import CHARACTERS, COLOURS, SHAPES
@@ -273,7 +273,6 @@ def test_no_direction_can_be_guessed():
 
 
 def test_every_word_is_a_word_of_the_embedded_model():
-    known = set((Path(__file__).parents[2] / "recipes" / "embedded" / "words.txt").read_text().split())
     said = {
         word
         for kind in KINDS
@@ -282,4 +281,4 @@ def test_every_word_is_a_word_of_the_embedded_model():
         for word in re.findall("[a-z]+", f"{question.text} {question.answer}")
     }
     assert {"blink", "appears", "cut", *SHAPES} <= said
-    assert said <= known | set(COLOURS), said - known
+    assert said <= WORDS | set(COLOURS), said - WORDS

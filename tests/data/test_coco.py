@@ -5,19 +5,18 @@ import json
 import os
 import random
 import re
-import sys
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from recipe import WORDS, import_recipe
 
 from arr_coc.data.coco import class_names, photo_examples, presence_examples, read_photos
 from arr_coc.data.photo_questions import Photo, ask_presence, photo_scene
 from arr_coc.data.pope import read_pope
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "embedded"
 CATEGORIES = {1: "person", 17: "cat", 18: "dog", 62: "chair", 35: "skis"}
 # picture -> (category, x, y, width, height, crowd)
 THINGS = {
@@ -236,14 +235,8 @@ def test_a_doubtful_thing_far_from_there_is_no_doubt():
 
 
 @pytest.fixture(scope="module", name="recipe")
-def import_recipe():
-    sys.path.insert(0, str(RECIPE))
-    try:
-        import courses
-        import data
-    finally:
-        sys.path.remove(str(RECIPE))
-    return courses, data
+def open_recipe():
+    return import_recipe("courses", "data")
 
 
 COLOURS = {"dog": (255, 0, 0), "cat": (0, 255, 0), "cow": (0, 0, 255)}
@@ -298,7 +291,7 @@ def check_painted(photo, picture, rng):
 
 
 def test_answers_follow_flips_and_crops(recipe, painted):
-    courses, _ = recipe
+    courses = recipe.courses
     related, gone, cut = Counter(), 0, 0
     for seed in range(100):
         rng = random.Random(seed)
@@ -322,7 +315,7 @@ def test_answers_follow_flips_and_crops(recipe, painted):
 
 
 def test_things_of_a_crowd_stay_where_they_are_when_a_photograph_is_cut(recipe, painted):
-    courses, _ = recipe
+    courses = recipe.courses
     crowd = Photo(painted.path, painted.size, painted.things[:1], frozenset(["dog"]), painted.things[1:2])
     for seed in range(30):
         part, picture = courses.augment(crowd, random.Random(seed))
@@ -336,7 +329,7 @@ def test_things_of_a_crowd_stay_where_they_are_when_a_photograph_is_cut(recipe, 
 
 
 def test_nothing_that_is_to_be_seen_is_forgotten_when_one_of_two_is_cut(recipe, tmp_path):
-    courses, _ = recipe
+    courses = recipe.courses
     boxes = ((10.0, 60.0, 50.0, 110.0), (130.0, 70.0, 180.0, 120.0))
     picture = Image.new("RGB", (192, 192), (128, 128, 128))
     for box in boxes:
@@ -356,7 +349,7 @@ def test_nothing_that_is_to_be_seen_is_forgotten_when_one_of_two_is_cut(recipe, 
 
 
 def test_four_photographs_in_one_keep_what_is_unclear(recipe, painted):
-    courses, _ = recipe
+    courses = recipe.courses
     unclear = 0
     for seed in range(20):
         whole, picture = courses.mosaic([painted], random.Random(seed))
@@ -383,8 +376,7 @@ def test_examples_of_a_kind_are_one_a_photograph(painted):
 
 
 def test_every_word_is_whole_in_the_tokenizer(recipe):
-    _, data = recipe
-    known = set((RECIPE / "words.txt").read_text(encoding="utf-8").split())
+    data = recipe.data
     rng = random.Random(0)
     texts = []
     for name in data.CLASSES:
@@ -394,7 +386,7 @@ def test_every_word_is_whole_in_the_tokenizer(recipe):
             scene = photo_scene(photo, random.Random(f"{name} {seed}"), (), Image.new("RGB", (100, 100)), "all")
             texts += [f"{question.text} {question.answer}" for question in scene.questions]
     words = {word for text in texts for word in re.findall("[a-z]+", text.lower())}
-    assert words - known == set()
+    assert words - WORDS == set()
     assert {"knives", "buses", "toothbrushes", "phrase", "contain"} <= words
 
 

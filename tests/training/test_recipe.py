@@ -1,36 +1,22 @@
 """The recipe of the embedded model: its tokenizer, its size, and a fast path that computes what the model does."""
 
 import random
-import sys
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import transformers
 from PIL import Image
+from recipe import import_recipe
 
 from arr_coc import ChatTokens, load_processor
 from arr_coc.data.coco import Photo
 from arr_coc.inference.load import load_model
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "embedded"
-
 
 @pytest.fixture(scope="module", name="recipe")
-def import_recipe():
-    sys.path.insert(0, str(RECIPE))
-    try:
-        import data
-        import looking
-        import muon
-        import parts
-        import placing
-        import train
-    finally:
-        sys.path.remove(str(RECIPE))
-    return SimpleNamespace(data=data, looking=looking, muon=muon, parts=parts, placing=placing, train=train)
+def open_recipe():
+    return import_recipe("data", "looking", "muon", "parts", "placing", "train")
 
 
 @pytest.fixture(scope="module", name="tokenizer")
