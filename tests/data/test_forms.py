@@ -2,19 +2,18 @@
 
 import random
 import re
-import runpy
-from pathlib import Path
 
 import numpy as np
 import pytest
+from recipe import WORDS, import_recipe
 
 from arr_coc.data.worlds import draw_scene, split_seed
 from arr_coc.data.worlds import forms as forms_world
 from arr_coc.data.worlds.forms import FORM_KEYS, choose_keys, draw_form
 from arr_coc.data.worlds.pages import KEYS
+from arr_coc.data.worlds.tools import sheet as sheet_tools
+from arr_coc.data.worlds.tools.drawing import CHARACTERS, choose_font
 from arr_coc.data.worlds.tools.sheet import MOST_SKEW, Sheet
-
-PARTS = Path(__file__).parents[2] / "recipes" / "embedded" / "parts.py"
 
 
 def key_of(question):
@@ -121,23 +120,31 @@ def test_there_is_ink_where_a_value_is_said_to_be():
     assert np.quantile(darkness(blank, (60, 60, 140, 80)), 0.95) < 30
 
 
+def test_letters_of_a_typewriter_do_not_cover_each_other():
+    font, pitch = choose_font(random.Random(0), 20, False), 0.66 * 20
+
+    def widest(*narrowed):
+        return max(sheet_tools._glyph(font, letter, False, False, *narrowed).cover.shape[1] for letter in CHARACTERS)
+
+    assert widest(pitch) < pitch + 0.5 < widest()
+
+
 @pytest.fixture(scope="module", name="tokenizer")
 def make_tokenizer():
-    return runpy.run_path(str(PARTS))["make_tokenizer"]()
+    return import_recipe("parts").parts.make_tokenizer()
 
 
 def test_answers_survive_the_tokenizer(tokenizer):
-    words = {*(PARTS.parent / "words.txt").read_text().split()}
     rng, marks = random.Random(0), set()
 
     def through(text):
         return tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))
 
     for key, make in {**KEYS, **FORM_KEYS}.items():
-        assert set(key.split()) <= words, key
+        assert set(key.split()) <= WORDS, key
         for value in (make(rng) for _ in range(40)):
             assert through(value) == value
-            assert set(re.findall("[a-z]+", value)) <= words, value
+            assert set(re.findall("[a-z]+", value)) <= WORDS, value
             marks |= set(re.findall("[^A-Za-z0-9]", value))
     assert marks == set(" '#$%()+,-./:@")
     assert through("Ada 7") != "Ada 7"  # a name in small letters would not

@@ -3,19 +3,17 @@
 import itertools
 import random
 import re
-import sys
 from collections import Counter, defaultdict
-from pathlib import Path
 
 import numpy as np
 import pytest
+from recipe import WORDS, import_recipe
 
 from arr_coc.data.worlds import draw_scene, make_example, open_world, split_seed
 from arr_coc.data.worlds.crowds import _gather
 from arr_coc.data.worlds.ends import _two_looks, _two_texts
 from arr_coc.data.worlds.tools.drawing import CHARACTERS, COLOURS, SHAPES
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "embedded"
 WORLDS = {"ends": "two_ends", "lines": "long_line", "crowds": "any"}
 SIZES = ((256, 128), (128, 256), (272, 256))
 ENDS = {"left": (0, min), "right": (0, max), "top": (1, min), "bottom": (1, max)}
@@ -57,12 +55,7 @@ def draw_scenes():
 
 @pytest.fixture(scope="module", name="tokenizer")
 def make_tokenizer():
-    sys.path.insert(0, str(RECIPE))
-    try:
-        import parts
-    finally:
-        sys.path.remove(str(RECIPE))
-    return parts.make_tokenizer()
+    return import_recipe("parts").parts.make_tokenizer()
 
 
 def texts_of(scene):
@@ -120,9 +113,8 @@ def test_questions_are_few_and_different_and_boxes_lie_in_the_picture(world, sce
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_the_recipe_knows_every_word_and_reads_answers_back(world, scenes, tokenizer):
-    known = set((RECIPE / "words.txt").read_text(encoding="utf-8").split())
     for question in (question for scene in scenes[world] for question in scene.questions):
-        assert set(re.findall("[a-z]+", f"{question.text} {question.answer}")) <= known
+        assert set(re.findall("[a-z]+", f"{question.text} {question.answer}")) <= WORDS
         ids = tokenizer.encode(question.answer, add_special_tokens=False)
         assert tokenizer.decode(ids) == question.answer
         assert len(ids) == (1 if question.answer in ("yes", "no") else len(question.answer))
@@ -146,6 +138,16 @@ def test_ends_are_alike_if_the_answer_is_yes(scenes):
     assert {word for _, question in asked for word in re.findall("left|right|top|bottom", question.text)} == set(ENDS)
     answers = Counter(question.answer for _, question in asked)
     assert 0.4 < answers["yes"] / answers.total() < 0.6
+
+
+def test_no_question_leaves_open_what_counts(scenes):
+    """Two circles of different colours are alike in one sense; a gray ground is no gray thing."""
+    of_shapes = [q.text for scene in scenes["ends"] for q in scene.questions if "sign" not in q.text]
+    of_shapes = [text for text in of_shapes if "written" not in text]
+    of_colours = [q.text for scene in scenes["crowds"] for q in scene.questions if asked_for(q)[0] is None]
+    for texts, told in ((of_shapes, "shape and color?"), (of_colours, " thing")):
+        assert len(set(texts)) > 8
+        assert all(told in text for text in texts)
 
 
 def test_one_end_does_not_give_the_answer_away(scenes):

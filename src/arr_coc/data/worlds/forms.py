@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -295,6 +295,17 @@ class _Form:
         value_box = self.sheet.write(value, *to, self.filled, ("text",), self.pen)
         self.entries.append((key, value, label_box, value_box))
 
+    def cells(self, count: int, columns: int, step: float) -> Iterator[tuple[int, float]]:
+        """Column and baseline of each of some fields, row by row while there is room; the top moves below them."""
+        top = self.top
+        for place in range(count):
+            row, column = divmod(place, columns)
+            base = top + row * step + 1.1 * self.body
+            if base + 0.4 * self.body > self.bottom:
+                return
+            self.top = top + (row + 1) * step
+            yield column, base
+
     def add_columns(self, count: int) -> None:
         """Keys with their values behind them, or in line, in up to three columns."""
         rng, body = self.rng, self.body
@@ -302,13 +313,8 @@ class _Form:
         width = (self.room - body * (columns - 1)) / columns
         step, mark = body * rng.uniform(1.45, 2.3), rng.choice((":", ":", "", "."))
         tab = rng.uniform(0.42, 0.55) * width if rng.random() < 0.5 else 0.0
-        lined, rows = rng.random() < 0.4, 0
-        for place in range(count):
-            row, column = divmod(place, columns)
-            base = self.top + row * step + 1.1 * body
-            if base + 0.4 * body > self.bottom:
-                break
-            rows = row + 1
+        lined = rng.random() < 0.4
+        for column, base in self.cells(count, columns, step):
             chosen = self.choose(self.face, mark, width, lambda label: max(label + 0.5 * body, tab))
             if chosen is None:
                 continue
@@ -318,7 +324,6 @@ class _Form:
             if lined:
                 below = base + 0.32 * body
                 self.sheet.rule(x + at - 3, below, x + width, below)
-        self.top += rows * step
 
     def add_lines(self, count: int) -> None:
         """Keys at the left and values at the right edge, with leaders, rules or nothing between."""
@@ -329,13 +334,8 @@ class _Form:
             width = min(width, body * rng.uniform(16, 40))
         step, mark = body * rng.uniform(1.35, 1.9), rng.choice((":", "", "", ""))
         leader, spread = rng.choice(("dots", "dots", "line", "none", "none")), rng.randint(4, 9)
-        ruled, rows = rng.random() < 0.4, 0
-        for place in range(count):
-            row, column = divmod(place, columns)
-            base = self.top + row * step + 1.1 * body
-            if base + 0.4 * body > self.bottom:
-                break
-            rows = row + 1
+        ruled = rng.random() < 0.4
+        for column, base in self.cells(count, columns, step):
             chosen = self.choose(self.face, mark, width, lambda label: label + body)
             if chosen is None:
                 continue
@@ -346,7 +346,6 @@ class _Form:
             self.lead(x + self.face.width(label), end, base, leader, spread)
             if ruled and leader == "none":
                 self.sheet.rule(x, base + 0.33 * body, x + width, base + 0.33 * body)
-        self.top += rows * step
 
     def lead(self, begin: float, end: float, base: float, leader: str, spread: int) -> None:
         """What leads from a key to its value."""
@@ -395,7 +394,7 @@ class _Form:
             self.enter(key, label, (x, high), self.small, value, (x, low))
             self.filled = plain
             for place in range(self.rng.randint(len(value), int(width / pitch)) + 1):
-                self.sheet.rule(x + place * pitch, low - 0.2 * pitch, x + place * pitch, low + 0.3 * self.body)
+                self.sheet.rule(x + place * pitch, low - 0.2 * pitch, x + place * pitch, low + 0.4 * self.body)
             return
         beside = self.rng.choice((0.0, 0.0, 0.3)) * (width - at - self.filled.width(value))
         self.enter(key, label, (x, high), self.small, value, (x + at + beside, low))

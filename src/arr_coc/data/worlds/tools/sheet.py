@@ -61,8 +61,8 @@ class _Glyph(NamedTuple):
 
 
 @cache
-def _glyph(font: Font, letter: str, bold: bool, slanted: bool) -> _Glyph:
-    """A drawn letter; drawing each but once makes text thirty times faster than Pillow's."""
+def _glyph(font: Font, letter: str, bold: bool, slanted: bool, pitch: float = 0.0) -> _Glyph:
+    """A drawn letter, narrowed to a pitch; drawing each but once makes text thirty times faster than Pillow's."""
     # a space that can be told from none
     advance = (
         font.getlength(letter) + bold + slanted
@@ -81,6 +81,10 @@ def _glyph(font: Font, letter: str, bold: bool, slanted: bool) -> _Glyph:
     if slanted:
         rows = [math.floor(0.22 * (bottom - top - row)) for row in range(len(cover))]
         cover = np.stack([np.pad(line, (shift, rows[0] - shift)) for line, shift in zip(cover, rows, strict=True)])
+    if pitch and advance > pitch:
+        narrower = 0.9 * pitch / advance  # two of them do not touch
+        cover = np.array(Image.fromarray(cover).resize((max(1, round(narrower * cover.shape[1])), len(cover))))
+        left, advance = round(narrower * left), narrower * advance
     return _Glyph(cover, left, top, advance)
 
 
@@ -124,7 +128,7 @@ class Sheet:
         """Write a text that begins at x on a baseline; it, each capital, digit and other word become things."""
         places, highest, lowest = [x], 0, 0
         for letter in text:
-            glyph = _glyph(face.font, letter, face.bold, face.slanted)
+            glyph = _glyph(face.font, letter, face.bold, face.slanted, face.pitch)
             beside = 0.5 * (face.pitch - glyph.advance) if face.pitch else 0.0
             off = self.rng.choice((-1, 0, 0, 1)) if face.shaky else 0
             self.imprint(glyph.cover, round(places[-1] + beside) + glyph.left, round(base) + glyph.top + off)

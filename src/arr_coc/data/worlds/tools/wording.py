@@ -150,10 +150,10 @@ _WORDINGS: dict[str, tuple[str, ...]] = {
         "is the same written at the {first} and at the {second}?",
     ),
     "two_shapes": (
-        "are the shapes at the {first} and at the {second} alike?",
-        "is the shape at the {first} the same as at the {second}?",
+        "are the shapes at the {first} and at the {second} alike in shape and color?",
+        "is the shape at the {first} the same as at the {second}, in shape and color?",
         "do the {first} and the {second} shape have the same shape and color?",
-        "are the {first} and the {second} shape alike?",
+        "are the {first} and the {second} shape alike in shape and color?",
     ),
     "long_line": (
         "what does the long line say?",
@@ -168,10 +168,10 @@ _WORDINGS: dict[str, tuple[str, ...]] = {
         "can you see any {name}?",
     ),
     "any_color": (
-        "is there anything {color}?",
-        "do you see anything {color}?",
-        "is there anything {color} in the picture?",
-        "is anything {color} here?",
+        "is there any {color} thing?",
+        "do you see any {color} thing?",
+        "is there any {color} thing in the picture?",
+        "can you see any {color} thing?",
     ),
     "form_value": (
         "what is the {key}?",
