@@ -126,7 +126,7 @@ def test_letters_of_a_typewriter_do_not_cover_each_other():
     def widest(*narrowed):
         return max(sheet_tools._glyph(font, letter, False, False, *narrowed).cover.shape[1] for letter in CHARACTERS)
 
-    assert widest(pitch) < pitch + 0.5 < widest()
+    assert widest(pitch) < pitch + 1 < widest()  # an empty column is part of each
 
 
 @pytest.fixture(scope="module", name="tokenizer")
