@@ -45,7 +45,7 @@ class StackedMuon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step of all matrices that have gradients."""
+        """One step of all matrices, each of which must have a gradient."""
         for group in self.param_groups:
             weights = group["params"]
             gradients = torch.stack([weight.grad for weight in weights])  # [n, r, c]
