@@ -97,6 +97,13 @@ def test_a_world_has_one_size_one_kind_and_as_many_items_as_asked_for():
         task[3]
 
 
+@pytest.mark.parametrize("world", ["lines", "pages", "clips"])
+def test_a_size_without_room_for_a_question_is_refused(world):
+    with pytest.raises(ValueError, match=f"{world} must have sides of at least 96 pixels, got 64x64"):
+        make_example(world, 0, size=(64, 64))
+    assert make_example(world, 0, size=(96, 96)).answer
+
+
 def test_what_is_done_to_a_picture_does_not_reach_the_next_one():
     item = open_task("scenes", limit=1, size=128)[0]
     first = item.open()

@@ -27,6 +27,7 @@ class Clips(World):
 
     kinds = ("clip_direction", "clip_appears", "clip_first", "clip_blink", "clip_pan", "clip_cut")
     sides = (128, 256)
+    least = 96
     distracting = False  # what distracts in one frame may be what is asked for in the next
     moving = True
 

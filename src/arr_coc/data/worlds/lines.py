@@ -36,6 +36,7 @@ class Lines(World):
 
     kinds = ("long_line",)
     sides = (384, 1024)
+    least = 96
 
     def draw(self, rng: random.Random, size: Size, kind: str, varied: bool = False) -> Scene:
         """Write the line, then whatever fits beside it."""

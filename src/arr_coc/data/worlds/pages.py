@@ -90,6 +90,7 @@ class Pages(World):
 
     kinds = ("page_value", "page_cell", "page_title", "page_footnote")
     sides = (256, 768)
+    least = 96
     distracting = False  # until a page is read, any line may have the answer
 
     def draw(self, rng: random.Random, size: Size, kind: str, varied: bool = False) -> Scene:

@@ -78,12 +78,14 @@ class World(ABC):
     Attributes:
         kinds (`tuple[str, ...]`): the kinds of questions it asks.
         sides (`tuple[int, int]`): shortest and longest side in pixels, if the seed decides the size.
+        least (`int`): shortest side in pixels of any size that is given.
         distracting (`bool`): whether all things in the picture become distractors of an example.
         moving (`bool`): whether it draws clips, not pictures.
     """
 
     kinds: ClassVar[tuple[str, ...]]
     sides: ClassVar[tuple[int, int]] = (128, 512)
+    least: ClassVar[int] = 32
     distracting: ClassVar[bool] = True
     moving: ClassVar[bool] = False
 
@@ -172,6 +174,8 @@ def begin_scene(world: str, seed: int, kind: str | None, size: Size | None) -> t
     width, height = drawn if size is None else size
     # neither side more than twice the other
     width, height = max(width, (height + 1) // 2), max(height, (width + 1) // 2)
+    if min(width, height) < chosen.least:
+        raise ValueError(f"{world} must have sides of at least {chosen.least} pixels, got {width}x{height}")
     wanted = rng.choice(chosen.kinds)
     if kind is not None:
         check_kind(world, kind)
