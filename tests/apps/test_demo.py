@@ -231,7 +231,13 @@ def test_examples_are_judged_by_what_was_looked_at(engine):
     assert ": right" in judge(right, snapshot)
     assert "Seen but misread" in judge(wrong, snapshot)
     blind = replace(snapshot, tokens=np.zeros_like(snapshot.tokens))
-    assert "Not looked at: only 0%" in judge(wrong, blind)
+    assert "Not seen: only 0%" in judge(wrong, blind)
+    label, value = (0.0, 0.0, 1.0, 0.75), (0.0, 0.75, 1.0, 1.0)
+    above = np.zeros_like(snapshot.tokens)
+    above[: above.shape[0] * 3 // 4] = 1
+    asked, read = replace(wrong, boxes=(label, value), clues=1), replace(snapshot, tokens=above)
+    assert "Not seen: only 0%" in judge(asked, read)  # three quarters of all, but nothing of the answer
+    assert "Seen but misread: 100%" in judge(replace(asked, boxes=(value, label)), read)
     drawn = np.asarray(draw_boxes(example.picture, tuple(example.boxes)))
     assert (drawn == (230, 97, 1)).all(axis=2).any()
 

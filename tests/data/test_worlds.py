@@ -272,6 +272,76 @@ def test_a_page_says_each_key_once_and_what_is_asked_stands_in_its_boxes(kind):
             assert inside == wanted, (question, inside)
 
 
+def characters_inside(scene, box):
+    """What is written inside a box, without spaces."""
+    left, top, right, bottom = box
+    inside = [
+        thing
+        for thing in scene.things
+        if len(thing.words) == 1
+        and re.fullmatch(r"[A-Z0-9]|[a-z]+", thing.words[0])
+        and thing.words[0] != "text"
+        and left - 1 <= (thing.box[0] + thing.box[2]) / 2 <= right + 1
+        and top - 1 <= (thing.box[1] + thing.box[3]) / 2 <= bottom + 1
+    ]
+    return [thing.words[0] for thing in sorted(inside, key=lambda thing: thing.box[0])]
+
+
+@pytest.mark.parametrize(("world", "clues"), [("needles", {1}), ("pages", {0, 1, 2}), ("forms", {1}), ("lines", {0})])
+def test_the_last_box_is_that_of_the_answer_and_those_before_it_are_not(world, clues):
+    found = set()
+    for index in range(5):
+        scene = draw_scene(world, split_seed("validation", index), None, (512, 512))
+        for question in scene.questions:
+            wanted = re.findall(r"[A-Z0-9]|[a-z]+", question.answer)
+            assert len(question.boxes) == question.clues + 1
+            assert characters_inside(scene, question.boxes[-1]) == wanted
+            assert all(characters_inside(scene, box) != wanted for box in question.boxes[: question.clues])
+            found.add(question.clues)
+    assert found == clues
+
+
+@pytest.mark.parametrize(
+    ("world", "kind", "clues", "any_box"),
+    [
+        ("scenes", "count_shape", 0, False),  # all are needed to count them
+        ("scenes", "color", 0, False),
+        ("scenes", "relation", 1, False),
+        ("crowds", "any", 0, True),  # one is enough
+        ("ends", "two_ends", 0, False),
+        ("clips", "clip_appears", 0, True),
+        ("clips", "clip_direction", 0, False),
+    ],
+)
+def test_boxes_that_only_lead_to_an_answer_are_counted(world, kind, clues, any_box):
+    for index in range(3):
+        asked = make_example(world, split_seed("validation", index), kind, (256, 256))
+        assert (asked.clues, asked.any_box) == (clues, any_box)
+        assert asked.answer_boxes == asked.boxes[clues:]
+
+
+def test_what_differs_and_what_is_left_of_another_comes_last():
+    for kind in ("unusual", "relation"):
+        for index in range(4):
+            scene = draw_scene("scenes", split_seed("validation", index), kind, (512, 512))
+            for question in (question for question in scene.questions if question.kind == kind):
+                words = {thing.box: set(thing.words) for thing in scene.things}
+                answer = set(question.answer.split())
+                assert answer <= words[question.boxes[-1]]
+                assert question.clues == len(question.boxes) - 1
+                assert kind == "relation" or all(not answer <= words[box] for box in question.boxes[:-1])
+
+
+def test_the_answer_of_a_page_that_passes_by_comes_last():
+    asked = [make_example("clips", split_seed("validation", index), "clip_pan", (256, 256)) for index in range(4)]
+    for example in asked:
+        sizes = {(round(b[2] - b[0], 4), round(b[3] - b[1], 4)) for b in example.answer_boxes}
+        assert len(sizes) == 1  # one text at several places
+        assert len(example.answer_boxes) >= 2
+        assert example.any_box
+    assert max(example.clues for example in asked) >= 2
+
+
 def test_a_needle_is_too_small_to_survive_and_its_mark_is_not():
     for index in range(4):
         sample = make_example("needles", split_seed("validation", index), None, (1024, 1024))

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer, VisualQuery, create_selector, list_selectors
 from arr_coc.cli import app
+from arr_coc.data.boxes import cells_inside
 from arr_coc.data.example import Example
 from arr_coc.data.worlds import make_example, split_seed
 from arr_coc.drawing.charts import line_chart
@@ -295,9 +296,9 @@ def test_a_clip_is_shown_at_its_own_pace():
 def test_boxes_of_a_clip_hold_in_all_its_frames():
     item = Example("what?", list, boxes=((0.0, 0.0, 0.5, 0.5),))
     kept = lambda *cells: ((2, 2, 2), torch.tensor(cells).numpy())  # noqa: E731
-    assert measure_looking(item, kept(0, 4), None) == {"precision": 1.0, "coverage": 1.0}
-    assert measure_looking(item, kept(0, 7), None) == {"precision": 0.5, "coverage": 0.5}
-    assert measure_looking(item, kept(3, 7), None) == {"precision": 0.0, "coverage": 0.0}
+    assert measure_looking(item, kept(0, 4), None) == {"precision": 1.0, "coverage": 1.0, "seen": 1.0}
+    assert measure_looking(item, kept(0, 7), None) == {"precision": 0.5, "coverage": 0.5, "seen": 1.0}
+    assert measure_looking(item, kept(3, 7), None) == {"precision": 0.0, "coverage": 0.0, "seen": 0.0}
 
 
 @pytest.mark.slow
@@ -353,12 +354,22 @@ def test_only_questions_that_all_were_asked_count():
     assert summarise(records, [], ["full", OURS, "grid"], ["0.25"])["items"] == {"t": 2}
 
 
-def test_a_wrong_answer_was_not_looked_at_or_misread():
-    assert attribute(record(OURS, 0, 0.0, coverage=0.2, misled="perspectival")) == (
-        "not looked at, misled by perspectival"
+def test_a_wrong_answer_was_not_seen_or_misread():
+    assert attribute(record(OURS, 0, 0.0, coverage=0.2, seen=0.0, misled="perspectival")) == (
+        "not seen, misled by perspectival"
     )
-    assert attribute(record(OURS, 0, 0.0, coverage=0.9)) == "seen but misread"
+    assert attribute(record(OURS, 0, 0.0, coverage=0.9, seen=0.49)) == "not seen"  # the label alone was read
+    assert attribute(record(OURS, 0, 0.0, coverage=0.1, seen=0.5)) == "seen but misread"
     assert attribute(record(OURS, 0, 0.0)) == "no boxes to tell by"
+    assert attribute(record(OURS, 0, 0.0, coverage=0.9)) == "not recorded"  # in results of an earlier version
+
+
+def test_a_label_that_was_read_is_not_the_answer():
+    value = open_task("needles", 1, 256)[0]
+    cells = cells_inside(value.boxes[:1], 8, 8).flatten().nonzero().flatten().numpy()
+    found = measure_looking(value, ((1, 8, 8), cells), None)
+    assert found["coverage"] >= 0.5  # of mark and sign together
+    assert found["seen"] == 0
 
 
 def test_the_scorer_that_misled_is_the_one_that_preferred_other_places():
@@ -377,7 +388,14 @@ def test_the_scorer_that_misled_is_the_one_that_preferred_other_places():
         output.relevance[..., 2:, 2:] = 0.9
     box = ((0.0, 0.0, 0.24, 0.24),)
     found = measure_looking(replace(item, boxes=box), ((1, 4, 4), torch.tensor([10, 15]).numpy()), output)
-    assert found == {"precision": 0.0, "coverage": 0.0, "overlap": 0.0, "pointing": 0.0, "misled": "perspectival"}
+    assert found == {
+        "precision": 0.0,
+        "coverage": 0.0,
+        "seen": 0.0,
+        "overlap": 0.0,
+        "pointing": 0.0,
+        "misled": "perspectival",
+    }
 
 
 def test_an_empty_store_is_no_report(tmp_path):

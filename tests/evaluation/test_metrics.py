@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from arr_coc.data.boxes import cells_inside
-from arr_coc.evaluation.metrics import coverage, overlap, pointing, precision
+from arr_coc.data.example import Example
+from arr_coc.evaluation.metrics import answer_coverage, coverage, overlap, pointing, precision
 
 
 def test_cells_belong_to_a_box_that_covers_a_quarter_of_them():
@@ -29,6 +30,34 @@ def test_precision_and_coverage_count_what_was_kept():
     inside = torch.tensor([[True, False, True, True]])
     assert precision(kept, inside).item() == pytest.approx(1 / 2)
     assert coverage(kept, inside).item() == pytest.approx(1 / 3)
+
+
+def asked(*boxes, **facts):
+    return Example("what?", list, boxes=boxes, **facts)
+
+
+def test_an_answer_is_seen_in_its_own_box_not_in_its_label():
+    label, value = (0.0, 0.0, 0.75, 1.0), (0.75, 0.0, 1.0, 1.0)
+    kept = torch.tensor([[True, True, True, False]])
+    assert answer_coverage(kept, asked(label, value, clues=1)) == 0
+    assert coverage(kept.flatten(), cells_inside([label, value], 1, 4).flatten()) == 0.75  # most of both together
+    assert answer_coverage(~kept, asked(label, value, clues=1)) == 1
+    assert answer_coverage(kept, asked(value, label, clues=1)) == 1
+
+
+def test_all_own_boxes_are_needed_unless_any_is_enough():
+    first, second = (0.0, 0.0, 0.5, 1.0), (0.5, 0.0, 1.0, 1.0)
+    kept = torch.tensor([[True, True, True, False]])
+    assert answer_coverage(kept, asked(first, second)) == 0.5
+    assert answer_coverage(kept, asked(first, second, any_box=True)) == 1
+    with pytest.raises(ValueError, match="no box of its answer's own"):
+        answer_coverage(kept, asked(first, clues=1))
+
+
+def test_a_cell_of_a_clip_is_seen_in_any_frame():
+    kept = torch.tensor([[[True, False]], [[False, False]]])  # [t, h, w]
+    assert answer_coverage(kept, asked((0.0, 0.0, 0.5, 1.0))) == 1
+    assert answer_coverage(kept, asked((0.5, 0.0, 1.0, 1.0))) == 0
 
 
 def test_overlap_asks_for_as_many_cells_as_there_are():

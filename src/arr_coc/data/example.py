@@ -29,7 +29,8 @@ class Example:
             [`MissingPicture`].
         id (`str`, *optional*): unique within its source, and the same in every run.
         answers (`tuple[str, ...]`, *optional*): any of them is right; none where only looking is measured.
-        boxes (`tuple[Box, ...]`, *optional*): where one has to look, in shares of the sides.
+        boxes (`tuple[Box, ...]`, *optional*): where one has to look, in shares of the sides; what only leads to the
+            answer, such as the label of a value, comes first, and where the answer itself stands comes last.
         mask (`Path`, *optional*): a grayscale picture of where people looked, instead of boxes.
         kind (`str`, *optional*): of the question, for tables.
         distractors (`tuple[Box, ...]`, *optional*): what only distracts: less relevant than the background.
@@ -39,6 +40,9 @@ class Example:
             picture is the example's own.
         weight (`float`, *optional*, defaults to 1.0): how much it counts in training.
         fps (`float`, *optional*, defaults to 2.0): frames a second, of a clip.
+        clues (`int`, *optional*, defaults to 0): how many of the first boxes only lead to the answer.
+        any_box (`bool`, *optional*, defaults to `False`): whether one of the answer's own boxes is enough to answer, as
+            in "is there a dog?"; otherwise all of them are needed, as in "how many dogs are there?".
 
     Example:
 
@@ -64,6 +68,13 @@ class Example:
     picture_id: str = ""
     weight: float = 1.0
     fps: float = 2.0
+    clues: int = 0
+    any_box: bool = False
+
+    @property
+    def answer_boxes(self) -> tuple[Box, ...]:
+        """The boxes where the answer itself stands: the last of all boxes, without the clues."""
+        return self.boxes[self.clues :]
 
     @property
     def picture(self) -> Image.Image:

@@ -119,7 +119,7 @@ def photo_scene(
     for name, box in photo.things:
         boxes[name].append(box)
     questions = [
-        Question("presence", ask_presence(rng, name, wording), "yes", tuple(places))
+        Question("presence", ask_presence(rng, name, wording), "yes", tuple(places), any_box=True)
         for name, places in boxes.items()
         if max(_share(box, photo.size) for box in places) >= _SMALL
     ]
@@ -208,7 +208,8 @@ def _ask_sides(rng: random.Random, photo: Photo) -> list[Question]:
             large = any(_share(box, photo.size) >= _LARGE for _, box in there)
             if large and len({name for name, _ in there}) == 1 and not doubtful:
                 text = put(rng, "photo_side", group=group, side=side)
-                questions.append(Question("photo_side", text, there[0][0], tuple(box for _, box in there)))
+                boxes = tuple(box for _, box in there)
+                questions.append(Question("photo_side", text, there[0][0], boxes, any_box=True))
     return questions
 
 
@@ -226,8 +227,9 @@ def _ask_relations(rng: random.Random, photo: Photo) -> list[Question]:
             found = _find_beside(photo, anchor, axis, grows)
             if found:
                 text = put(rng, "photo_relation", side=rng.choice(sides), name=name)
+                text = _as_people_write(rng, text, _SHORTLY)
                 boxes = (place, *(box for _, box in found))
-                questions.append(Question("photo_relation", _as_people_write(rng, text, _SHORTLY), found[0][0], boxes))
+                questions.append(Question("photo_relation", text, found[0][0], boxes, clues=1, any_box=True))
     return questions
 
 

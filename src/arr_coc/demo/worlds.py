@@ -26,7 +26,7 @@ from arr_coc.demo.widgets import (
     read_whole,
     report_mistakes,
 )
-from arr_coc.evaluation.metrics import LOOKED, coverage, find_misleading
+from arr_coc.evaluation.metrics import LOOKED, answer_coverage, find_misleading
 from arr_coc.evaluation.scoring import exact
 
 LONGEST_SEARCH = 24  # examples; other visitors wait meanwhile
@@ -45,12 +45,11 @@ def judge(example: Example, snapshot: Snapshot) -> str:
     verdict += f"the truth is <b>{escape(example.answer)}</b> ({snapshot.used} of {snapshot.full} tokens)</p>"
     if right or not example.boxes:
         return verdict
-    inside = cells_inside(example.boxes, *snapshot.grid)
-    covered = float(coverage(torch.from_numpy(snapshot.tokens >= 1).flatten(), inside.flatten()))
+    covered = answer_coverage(torch.from_numpy(snapshot.tokens >= 1), example)
     if covered >= LOOKED:
-        return verdict + f'<p class="reason">Seen but misread: {covered:.0%} of what must be looked at was read.</p>'
-    misled = _write_misleading(snapshot, inside)
-    return verdict + f'<p class="reason">Not looked at: only {covered:.0%} of it was read{misled}.</p>'
+        return verdict + f'<p class="reason">Seen but misread: {covered:.0%} of the answer\'s own box was read.</p>'
+    misled = _write_misleading(snapshot, cells_inside(example.answer_boxes, *snapshot.grid))
+    return verdict + f'<p class="reason">Not seen: only {covered:.0%} of the answer\'s own box was read{misled}.</p>'
 
 
 def _write_misleading(snapshot: Snapshot, inside: torch.Tensor) -> str:

@@ -4,6 +4,7 @@
 |-------------|--------------------------------------------------------------------------------|
 | `precision` | share of the kept cells that lie inside the boxes                              |
 | `coverage`  | share of the boxes' cells that were kept                                       |
+| `seen`      | share of the answer's own box that was kept, see [`answer_coverage`]           |
 | `overlap`   | intersection over union of the boxes' cells and as many most relevant cells    |
 | `pointing`  | whether the most relevant cell lies inside (the pointing game)                 |
 """
@@ -15,7 +16,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-# Below this coverage, the boxes count as not looked at.
+from arr_coc.data.boxes import cells_inside
+from arr_coc.data.example import Example
+
+# Below this share of its own box, an answer counts as not seen.
 LOOKED = 0.5
 
 
@@ -27,6 +31,35 @@ def precision(kept: Tensor, inside: Tensor) -> Tensor:
 def coverage(kept: Tensor, inside: Tensor) -> Tensor:
     """Share `[B]` of the cells inside `[B, N]` that were kept `[B, N]`."""
     return (kept & inside).sum(dim=-1) / inside.sum(dim=-1).clamp(min=1)
+
+
+def answer_coverage(kept: Tensor, example: Example) -> float:
+    """Share of the answer's own box that was kept `[h, w]`; other boxes, such as the label of a value, do not count.
+
+    Of several boxes of its own, the one that was kept least counts, as all are needed, or the one that was kept most if
+    `example.any_box`. In a clip `[t, h, w]` a cell counts as kept if any frame has it.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from PIL import Image
+    >>> from arr_coc.data.example import Example
+    >>> from arr_coc.evaluation.metrics import answer_coverage
+    >>> label, value = (0.0, 0.0, 0.5, 1.0), (0.5, 0.0, 1.0, 1.0)
+    >>> example = Example("what is the price?", Image.new("RGB", (64, 32)).copy, boxes=(label, value), clues=1)
+    >>> answer_coverage(torch.tensor([[True, False]]), example), answer_coverage(torch.tensor([[False, True]]), example)
+    (0.0, 1.0)
+
+    ```
+    """
+    if kept.ndim == 3:
+        kept = kept.any(dim=0)  # [t, h, w] -> [h, w]
+    flat = kept.flatten()  # [h, w] -> [N]
+    shares = [float(coverage(flat, cells_inside([box], *kept.shape).flatten())) for box in example.answer_boxes]
+    if not shares:
+        raise ValueError("the example has no box of its answer's own; give `boxes`, and fewer `clues` than boxes")
+    return max(shares) if example.any_box else min(shares)
 
 
 def overlap(relevance: Tensor, inside: Tensor) -> Tensor:

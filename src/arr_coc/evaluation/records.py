@@ -21,10 +21,14 @@ class Record:
     Args:
         task, item, selector, budget (`str`): the question's task and id, the selector's name, and the budget.
         tokens, full (`int`): visual tokens read, and visual tokens of the whole picture or clip.
+        sharp (`int`, *optional*): cells read at full resolution; in mode `"saccade"` the tokens of the gestalt are read
+            besides them. None for selectors that keep no cells.
         answer (`str`, *optional*), score (`float`, *optional*): None for tasks without answers.
         precision, coverage (`float`, *optional*): of the kept cells; None without boxes.
         overlap, pointing (`float`, *optional*): of the relevance map; None without a map or boxes.
-        misled (`str`, *optional*): if the boxes were missed, the scorer that most preferred other cells.
+        seen (`float`, *optional*): share of the answer's own box that was kept, see
+            [`~arr_coc.evaluation.metrics.answer_coverage`]; None without boxes.
+        misled (`str`, *optional*): if the answer was not seen, the scorer that most preferred other cells.
         grid (`list[int]`, *optional*), kept (`str`, *optional*): rows and columns, of a clip also the number of frames
             before them, and the kept cells as bits in hexadecimal; only for the first items of a task, which a report
             may draw.
@@ -36,12 +40,14 @@ class Record:
     budget: str
     tokens: int
     full: int
+    sharp: int | None = None
     answer: str | None = None
     score: float | None = None
     precision: float | None = None
     coverage: float | None = None
     overlap: float | None = None
     pointing: float | None = None
+    seen: float | None = None
     misled: str | None = None
     grid: list[int] | None = None
     kept: str | None = None

@@ -18,7 +18,7 @@ from arr_coc.data.boxes import cells_inside
 from arr_coc.data.example import Example, MissingPicture
 from arr_coc.evaluation.answers import LONGEST_ANSWER, decode, show_example, tell_boxes
 from arr_coc.evaluation.contenders import Contender, read_budget
-from arr_coc.evaluation.metrics import LOOKED, coverage, find_misleading, overlap, pointing, precision
+from arr_coc.evaluation.metrics import LOOKED, answer_coverage, coverage, find_misleading, overlap, pointing, precision
 from arr_coc.evaluation.records import Record, Store
 from arr_coc.evaluation.scoring import METRICS
 from arr_coc.evaluation.tasks import Task
@@ -113,7 +113,7 @@ def run_contender(
 
 
 def measure_looking(item: Example, kept: tuple[Grid, Ints] | None, output: ARRCOCOutput | None) -> dict[str, Any]:
-    """Measure kept cells and relevance against an item's boxes; if these were missed, name the scorer that misled.
+    """Measure kept cells and relevance against an item's boxes; if the answer was not seen, name what misled.
 
     The boxes of a clip hold in all its frames.
     """
@@ -125,16 +125,21 @@ def measure_looking(item: Example, kept: tuple[Grid, Ints] | None, output: ARRCO
         inside = cells_inside(item.boxes, rows, columns).expand(frames, -1, -1).flatten()
         mask = torch.zeros(frames * rows * columns, dtype=torch.bool)
         mask[torch.as_tensor(cells)] = True
-        measures |= {"precision": float(precision(mask, inside)), "coverage": float(coverage(mask, inside))}
+        measures |= {
+            "precision": float(precision(mask, inside)),
+            "coverage": float(coverage(mask, inside)),
+            "seen": answer_coverage(mask.view(frames, rows, columns), item),  # [N] -> [t, h, w]
+        }
     if output is not None:
         relevance = output.relevance[0].float().cpu()  # [t, h, w]
         inside = cells_inside(item.boxes, *relevance.shape[1:]).expand_as(relevance).flatten()
         flat = relevance.flatten()
         measures |= {"overlap": float(overlap(flat, inside)), "pointing": float(pointing(flat, inside))}
-        if measures.get("coverage", 1.0) < LOOKED:
+        if measures.get("seen", 1.0) < LOOKED:
             scores = {name: score[0].float().cpu().flatten() for name, score in output.scores.items()}
             weights = dict(zip(scores, output.weights[0].tolist(), strict=True))
-            measures["misled"] = find_misleading(flat, scores, weights, inside)
+            own = cells_inside(item.answer_boxes, *relevance.shape[1:]).expand_as(relevance).flatten()
+            measures["misled"] = find_misleading(flat, scores, weights, own)
     return {name: value if isinstance(value, str) else round(value, 4) for name, value in measures.items()}
 
 
@@ -198,6 +203,8 @@ def _records(
             answer = answers[row]
             facts |= {"answer": answer, "score": round(METRICS[task.metric](answer, item.answers), 4)}
         kept = own.kept[0] if contender.selector.keeps_cells else None
+        if kept is not None:
+            facts["sharp"] = len(kept[1])
         facts |= measure_looking(item, kept, own.outputs[0])
         if drawn[row] and kept is not None:
             grid = kept[0] if kept[0][0] > 1 else kept[0][1:]

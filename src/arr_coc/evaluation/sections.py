@@ -186,7 +186,8 @@ def _failing(summary: Mapping[str, Any]) -> Section:
         for kind, count in sorted(kinds.items(), key=lambda item: -item[1])
     ]
     words = (
-        f"Why `{OURS}` was wrong: *not looked at* if less than half of the boxes' cells were kept, with the scorer "
-        "that most preferred other places; otherwise *seen but misread*."
+        f"Why `{OURS}` was wrong: *not seen* if less than half of the answer's own box was kept (the box of a value, "
+        "not of its label; every one of the boxes if all are needed, as to count), with the scorer that most preferred "
+        "other places; otherwise *seen but misread*."
     )
     return Section("Failures", words, ["budget", "task", "why", "answers"], body)

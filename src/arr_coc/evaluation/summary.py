@@ -190,8 +190,10 @@ def attribute(record: Record) -> str:
     """Why an answer was wrong, in words."""
     if record.coverage is None:
         return "no boxes to tell by"
-    if record.coverage < LOOKED:
-        return f"not looked at, misled by {record.misled}" if record.misled else "not looked at"
+    if record.seen is None:
+        return "not recorded"
+    if record.seen < LOOKED:
+        return f"not seen, misled by {record.misled}" if record.misled else "not seen"
     return "seen but misread"
 
 

@@ -83,7 +83,10 @@ def _all_boxes(actors: Sequence[Actor]) -> tuple[Box, ...]:
 
 
 def _ask_colors(rng: random.Random, actors: Sequence[Actor]) -> list[Question]:
-    return [Question("color", put(rng, "color", shape=actor.name), actor.color, actor.boxes) for actor in actors]
+    return [
+        Question("color", put(rng, "color", shape=actor.name), actor.color, actor.boxes, any_box=True)
+        for actor in actors
+    ]
 
 
 def _finish(rng: random.Random, reel: Reel, asked: Sequence[Question], others: Sequence[Question]) -> Clip:
@@ -156,13 +159,16 @@ def _draw_appears(rng: random.Random, size: Size, count: int, varied: bool) -> C
         ):
             played[role].append(reel.actors[-1])
     asked = [
-        Question("clip_appears", put(rng, f"clip_{role}"), actors[0].name, actors[0].boxes)
+        Question("clip_appears", put(rng, f"clip_{role}"), actors[0].name, actors[0].boxes, any_box=True)
         for role, actors in played.items()
         if len(actors) == 1
     ]
     if len(reel.actors) < 2 or len(played["stays"]) == len(reel.actors):
         return None
-    others = [Question("read", put(rng, "read", color=actor.color), actor.name, actor.boxes) for actor in reel.actors]
+    others = [
+        Question("read", put(rng, "read", color=actor.color), actor.name, actor.boxes, any_box=True)
+        for actor in reel.actors
+    ]
     return _finish(rng, reel, asked, others)
 
 
@@ -231,8 +237,10 @@ def _draw_pan(rng: random.Random, size: Size, count: int, varied: bool) -> Clip 
             [shift(box, -window[0], -window[1]) for window in windows if _inside(box, window)] for box in question.boxes
         ]
         if all(len(boxes) >= 2 for boxes in seen):
-            boxes = tuple(dict.fromkeys(box for boxes in seen for box in boxes))
-            asked.append(Question("clip_pan", question.text, question.answer, boxes))
+            own = dict.fromkeys(seen[-1])  # where the answer is in the course of the clip
+            clues = [box for box in dict.fromkeys(box for boxes in seen for box in boxes) if box not in own]
+            boxes = (*clues, *own)
+            asked.append(Question("clip_pan", question.text, question.answer, boxes, len(clues), any_box=True))
     if len(asked) < 2:
         return None
     frames = [page.picture.crop(window) for window in windows]
@@ -285,7 +293,7 @@ def _draw_cut(rng: random.Random, size: Size, count: int, varied: bool) -> Clip 
                 continue
             kind = ("clip_before", "clip_after")[place] if number == 2 else "clip_scene"
             text = put(rng, kind, shape=actor.name, place=_ORDER[place])
-            asked.append(Question("clip_cut", text, actor.color, actor.boxes))
+            asked.append(Question("clip_cut", text, actor.color, actor.boxes, any_box=True))
     shot = [reel.shoot() for reel in reels]
     frames = [frame for frames, _ in shot for frame in frames]
     things = [found for _, things in shot for found in things]

@@ -110,4 +110,4 @@ def _choose(rng: random.Random, names: Sequence[str], seen: set[str], there: boo
 
 def _question(things: Sequence[Thing], text: str, words: tuple[str, ...]) -> Question:
     boxes = tuple(thing.box for thing in things if set(words) <= set(thing.words))
-    return Question("any", text, "yes" if boxes else "no", boxes)
+    return Question("any", text, "yes" if boxes else "no", boxes, any_box=True)

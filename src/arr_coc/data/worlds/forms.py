@@ -266,7 +266,7 @@ class _Form:
         picture, things = self.sheet.finish(self.paper, self.edges, self.bed)
         turn = self.sheet.turn
         questions = tuple(
-            Question("form_value", put(self.rng, "form_value", key=key), value, (turn(label), turn(filled)))
+            Question("form_value", put(self.rng, "form_value", key=key), value, (turn(label), turn(filled)), clues=1)
             for key, value, label, filled in self.entries
         )
         return Scene(picture, questions, things)

@@ -42,7 +42,7 @@ class Needles(World):
                 added = _add_mark(canvas, rng, color, shape)
                 if added is not None:
                     text = put(rng, "needle", color=color, shape=shape)
-                    questions.append(Question("needle", text, added[2], added[:2]))
+                    questions.append(Question("needle", text, added[2], added[:2], clues=1))
             for _ in range(rng.randint(0, 4)):
                 _add_lonely_sign(canvas, rng)
             if questions:

@@ -229,7 +229,9 @@ class _Page:
             key_box = self.write(label, x, y, ("text", key))
             entries.append((key, key_box, value, self.write(value, x + begin, y)))
         for key, key_box, value, box in entries:
-            self.questions.append(Question("page_value", put(rng, "page_value", key=key), value, (key_box, box)))
+            self.questions.append(
+                Question("page_value", put(rng, "page_value", key=key), value, (key_box, box), clues=1)
+            )
 
     def add_table(self) -> None:
         """Add a table with items down and columns across, with or without lines."""
@@ -259,7 +261,7 @@ class _Page:
                     x = self.margin + first + place * width
                     box = self.write(value, x, y)
                     text = put(rng, "page_cell", key=name, item=item)
-                    self.questions.append(Question("page_cell", text, value, (heads[name], label, box)))
+                    self.questions.append(Question("page_cell", text, value, (heads[name], label, box), clues=2))
 
     def add_receipt(self) -> None:
         """Add items with their prices at the right edge, and the total below a line."""
@@ -281,7 +283,7 @@ class _Page:
             box = self.write(price, right - self.canvas.measure(price, self.font)[0], y)
             kind = "page_value" if key == "total" else "page_cell"
             text = put(rng, kind, key=key, item=item)
-            self.questions.append(Question(kind, text, price, (label, box)))
+            self.questions.append(Question(kind, text, price, (label, box), clues=1))
 
     def rule(self, y: float) -> None:
         """Draw a line across the page."""

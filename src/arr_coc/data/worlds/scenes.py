@@ -199,7 +199,7 @@ def _ask_relations(rng: random.Random, shapes: list[Shape]) -> list[Question]:
             if len(clear) == 1 and not doubtful and _most_apart(anchor, clear[0]) == axis:
                 text = put(rng, "relation", side=side, color=anchor.color, shape=anchor.shape)
                 answer = f"{clear[0].color} {clear[0].shape}"
-                questions.append(Question("relation", text, answer, (anchor.box, clear[0].box)))
+                questions.append(Question("relation", text, answer, (anchor.box, clear[0].box), clues=1))
     return questions
 
 
@@ -220,8 +220,8 @@ def _ask_read(rng: random.Random, texts: list[tuple[str, str, Box]]) -> list[Que
 
 
 def _ask_unusual(rng: random.Random, shapes: list[Shape], odd: Shape) -> Question:
-    boxes = (odd.box, *(shape.box for shape in shapes))
-    return Question("unusual", put(rng, "unusual"), f"{odd.color} {odd.shape}", boxes)
+    boxes = (*(shape.box for shape in shapes), odd.box)
+    return Question("unusual", put(rng, "unusual"), f"{odd.color} {odd.shape}", boxes, clues=len(shapes))
 
 
 def _ask_overview(rng: random.Random, shapes: list[Shape]) -> list[Question]:

@@ -30,12 +30,18 @@ class Thing:
 
 @dataclass(frozen=True)
 class Question:
-    """A question, its answer, its kind, and the boxes (in pixels) that the answer depends on."""
+    """A question, its answer, its kind, and the boxes (in pixels) that the answer depends on.
+
+    The first `clues` boxes only lead to the answer, the others are its own; `any_box` says whether one of those is
+    enough, see [`~arr_coc.data.example.Example`].
+    """
 
     kind: str
     text: str
     answer: str
     boxes: tuple[Box, ...] = ()
+    clues: int = 0
+    any_box: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,5 +240,8 @@ def ask_scene(scene: Scene, question: Question, name: str) -> Example:
         (max(0.0, left / width), max(0.0, top / height), min(1.0, right / width), min(1.0, bottom / height))
         for left, top, right, bottom in question.boxes
     )
-    example = Example(question.text, scene.picture.copy, name, (question.answer,), boxes, kind=question.kind)
+    example = Example(
+        question.text, scene.picture.copy, name, (question.answer,), boxes,
+        kind=question.kind, clues=question.clues, any_box=question.any_box,
+    )  # fmt: skip
     return replace(example, open=scene.copy_frames, fps=scene.fps) if isinstance(scene, Clip) else example
