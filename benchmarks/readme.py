@@ -15,6 +15,7 @@ from typing import Any
 from arr_coc.evaluation.contenders import FULL, OURS
 from arr_coc.evaluation.report import draw_charts
 from arr_coc.evaluation.sections import write_budget
+from arr_coc.evaluation.summary import find_best, write_accuracy
 from arr_coc.runtime.atomic_files import write_aside
 
 ROOT = Path(__file__).parent.parent
@@ -32,7 +33,7 @@ def make_table(summary: dict[str, Any]) -> str:
     def accuracy(name: str, budget: str) -> float:
         return by[name].get(budget, by[name].get(FULL, {})).get("accuracy", 0.0)
 
-    best = {budget: max(accuracy(name, budget) for name in by if name not in (FULL, "oracle")) for budget in budgets}
+    best = {budget: find_best({name: accuracy(name, budget) for name in by}) for budget in budgets}
     lines = [
         "| selector | " + " | ".join(write_budget(budget) for budget in budgets) + " | 95 % held to |",
         "|---" * (len(budgets) + 2) + "|",
@@ -43,8 +44,8 @@ def make_table(summary: dict[str, Any]) -> str:
     for name in sorted(by, key=lambda name: -sum(accuracy(name, budget) for budget in budgets)):
         cells = []
         for budget in budgets:
-            value = f"{accuracy(name, budget):.3f}"
-            cells.append(f"**{value}**" if accuracy(name, budget) == best[budget] and name != "oracle" else value)
+            value = write_accuracy(accuracy(name, budget))
+            cells.append(f"**{value}**" if name in best[budget] else value)
         held = summary["gives_in"].get(name)
         held_to = "" if name == FULL else "-" if held is None else f"{100 * held:.0f} %"
         spent = by[name].get("0.25", {}).get("times", {}).get("select_ms")

@@ -26,8 +26,8 @@ from arr_coc.evaluation.contenders import OURS, known_contenders, open_contender
 from arr_coc.evaluation.records import MISSING, RECORDS, Record, Store
 from arr_coc.evaluation.report import write_report
 from arr_coc.evaluation.run import Opened, measure_looking, read_bits, run_contender, share_encodings
-from arr_coc.evaluation.sections import write_budget
-from arr_coc.evaluation.summary import SUCCESSES, attribute, summarise
+from arr_coc.evaluation.sections import make_sections, write_budget
+from arr_coc.evaluation.summary import SUCCESSES, attribute, find_best, summarise
 from arr_coc.evaluation.tasks import open_task
 from arr_coc.families.family import open_family
 from arr_coc.inference.load import load_model, load_processor, load_selector
@@ -328,9 +328,9 @@ def record(selector, item, score, budget="0.25", task="t", **facts):
 
 
 def test_sums_are_those_made_by_hand():
-    records = [record("full", n, 1.0, "full") for n in range(40)]
-    records += [record(OURS, n, float(n < 39)) for n in range(40)]
-    records += [record("downsample", n, float(n < 10)) for n in range(40)]
+    records = [record("full", n, 1.0, "full") for n in range(400)]
+    records += [record(OURS, n, float(n < 398)) for n in range(400)]
+    records += [record("downsample", n, float(n < 100)) for n in range(400)]
     times = [
         {"selector": "full", "budget": "full", "first_token_ms": 10.0, "of_full": 1.0, "select_ms": 1.0},
         {"selector": OURS, "budget": "0.25", "first_token_ms": 5.0, "of_full": 0.5, "select_ms": 2.0},
@@ -338,14 +338,58 @@ def test_sums_are_those_made_by_hand():
     ]
     summary = summarise(records, times, ["full", OURS, "downsample"], ["0.25"])
     rows = {row["selector"]: row for row in summary["rows"]}
-    assert rows[OURS]["accuracy"] == 0.975
-    assert rows["downsample"]["minus_arr-coc"][0] == pytest.approx(-0.725)
+    assert rows[OURS]["accuracy"] == 0.995
+    assert rows["downsample"]["minus_arr-coc"][0] == pytest.approx(-0.745)
     assert rows["downsample"]["minus_arr-coc"][2] < 0
-    assert rows[OURS]["successes"] == list(SUCCESSES)  # one of forty is not certainly below
+    assert rows[OURS]["successes"] == list(SUCCESSES)  # two of 400 are certainly less than 0.02
+    assert [rows[name].get("verdict") for name in ("full", OURS, "downsample")] == [None, "not worse", "falls short"]
     assert rows["downsample"]["successes"] == []
     assert summary["gives_in"] == {OURS: 0.25, "downsample": None}
     assert summary["select_percentile"] == {"0.25": 1.0}
-    assert summary["tasks"]["t"]["best"] == {"0.25": OURS}
+    assert summary["tasks"]["t"]["best"] == {"0.25": [OURS]}
+
+
+@pytest.mark.parametrize(
+    ("questions", "lost", "verdict"),
+    [
+        (8, 3, "too few to tell"),  # 0.625 against 1.000
+        (8, 0, "too few to tell"),
+        (99, 0, "too few to tell"),
+        (100, 0, "not worse"),
+        (1000, 8, "not worse"),  # 0.008, the interval reaches 0.014
+        (1000, 15, "too few to tell"),  # 0.015, but the interval reaches 0.023
+        (1000, 25, "too few to tell"),
+        (1000, 40, "falls short"),  # 0.040, the interval begins at 0.028
+    ],
+)
+def test_a_success_needs_enough_questions_and_at_most_a_small_loss(questions, lost, verdict):
+    records = [record("full", n, 1.0, "full") for n in range(questions)]
+    records += [record(OURS, n, float(n >= lost)) for n in range(questions)]
+    records += [record("downsample", n, 0.0) for n in range(questions)]
+    times = [{"selector": OURS, "budget": "0.25", "of_full": 0.5, "select_ms": 1.0}]
+    summary = summarise(records, times, ["full", OURS, "downsample"], ["0.25"])
+    [row] = [row for row in summary["rows"] if row["selector"] == OURS]
+    assert (row["verdict"], row["questions"]) == (verdict, questions)
+    claimed = SUCCESSES[:2] if verdict == "not worse" else ()
+    assert row["successes"] == [*claimed, *(["better"] if questions >= 100 else [])]
+    summary["rows"] = [{**row, "times": {}} for row in summary["rows"]]
+    [glance] = [section for section in make_sections(summary, ["0.25"]) if section.title == "At a glance"]
+    [shown] = [cells[-1] for cells in glance.rows if OURS in cells[0]]
+    assert (verdict in shown) == (verdict != "not worse")
+    assert ("fewer tokens" in shown) == (verdict == "not worse")
+
+
+def test_all_that_tie_as_shown_are_bold():
+    scores = {OURS: 0.9, "grid": 0.9, "random": 0.9004, "centre": 0.899}
+    records = [record("full", n, 0.9, "full") for n in range(4)]
+    records += [record(name, n, score) for name, score in scores.items() for n in range(4)]
+    summary = summarise(records, [], ["full", *scores], ["0.25"])
+    for section in make_sections(summary, ["0.25"])[:3:2]:  # at a glance, and the task
+        bold = {row[0].strip("*"): row[1].startswith("**") for row in section.rows}
+        assert section.title in ("At a glance", "Task t")
+        assert bold == {"full": False, OURS: True, "grid": True, "random": True, "centre": False}, section.title
+    assert find_best({"full": 1.0, "oracle": 1.0, "grid": 0.5, "linear": None}) == ["grid"]
+    assert find_best({"full": 1.0}) == []
 
 
 def test_only_questions_that_all_were_asked_count():

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from arr_coc.evaluation.contenders import FULL, OURS
-from arr_coc.evaluation.summary import HOLDS, OPPONENT
+from arr_coc.evaluation.statistics import FEWEST, MARGIN
+from arr_coc.evaluation.summary import HOLDS, OPPONENT, find_best, write_accuracy
 
 
 @dataclass(frozen=True)
@@ -56,42 +57,42 @@ def _rows_by(summary: Mapping[str, Any]) -> dict[str, dict[str, Mapping[str, Any
 
 def _glance(summary: Mapping[str, Any], budgets: Sequence[str]) -> Section:
     by_selector = _rows_by(summary)
-    best = {budget: _best(by_selector, budget) for budget in budgets}
+    best = {
+        budget: find_best({name: rows.get(budget, {}).get("accuracy") for name, rows in by_selector.items()})
+        for budget in budgets
+    }
     body = []
     for name, rows in sorted(by_selector.items(), key=lambda item: -_mean(item[1])):
         cells = []
         for budget in budgets:
             value = rows.get(budget, rows.get(FULL, {})).get("accuracy")
-            bold = value is not None and value == best[budget] and name not in (FULL, "oracle")
-            cells.append(f"**{_number(value)}**" if bold else _number(value))
+            cells.append(f"**{_number(value)}**" if name in best[budget] else _number(value))
         holds = summary["gives_in"].get(name)
         holds_at = "" if name == FULL else "none" if holds is None else f"{100 * holds:.0f} %"
         achieved: dict[str, list[str]] = {}
         for budget in budgets:
-            for success in rows.get(budget, {}).get("successes", ()):
-                achieved.setdefault(success, []).append(write_budget(budget))
+            row = rows.get(budget, {})
+            for said in (*row.get("successes", ()), row.get("verdict")):
+                if said not in (None, "not worse"):
+                    achieved.setdefault(said, []).append(write_budget(budget))
         successes = "; ".join(
-            f"{success}: {'all' if len(at) == len(budgets) else ', '.join(at)}" for success, at in achieved.items()
+            f"{said}: {'all' if len(at) == len(budgets) else ', '.join(at)}" for said, at in achieved.items()
         )
         shown = f"**{name}**" if name == OURS else name
         body.append([shown, *cells, holds_at, successes])
     words = (
         "Mean accuracy over the tasks with answers, by the share (or number) of visual tokens that are read. The best "
-        "at each budget is bold; `oracle` is told where the answer is and does not compete. *Holds to*: the smallest "
-        f"share of tokens with at least {100 * HOLDS:.0f} % of the accuracy of all tokens, interpolated linearly. The "
-        "three successes: *fewer tokens* at the same accuracy (not significantly below all tokens), *faster* at the "
-        "same accuracy (and at least 5 % less time to the first token), *better* with the same tokens (significantly "
-        f"above `{OPPONENT}`)."
+        "at each budget is bold, and so is all that ties with it as shown; `oracle` is told where the answer is and "
+        "does not compete. *Holds to*: the smallest share of tokens with at least "
+        f"{100 * HOLDS:.0f} % of the accuracy of all tokens, interpolated linearly. The three successes, claimed from "
+        f"{FEWEST} questions on: *fewer tokens* at the same accuracy (at most {MARGIN} below all tokens, and the 95 % "
+        "interval says so), *faster* at the same accuracy (and at least 5 % less time to the first token), *better* "
+        f"with the same tokens (significantly above `{OPPONENT}`). *Falls short*: more than {MARGIN} below all tokens, "
+        f"and the interval says so. *Too few to tell*: fewer than {FEWEST} questions, or an interval on both sides of "
+        f"{MARGIN}."
     )
     header = ["selector", *map(write_budget, budgets), "holds to", "successes"]
     return Section("At a glance", words, header, body if any(row[1] for row in body) else [])
-
-
-def _best(by_selector: Mapping[str, Mapping[str, Mapping[str, Any]]], budget: str) -> float | None:
-    """The best accuracy at a budget; `oracle` is told where the answer is and does not compete."""
-    rivals = [rows for name, rows in by_selector.items() if name not in (FULL, "oracle")]
-    values = [rows.get(budget, {}).get("accuracy") for rows in rivals]
-    return max((value for value in values if value is not None), default=None)
 
 
 def _mean(rows: Mapping[str, Mapping[str, Any]]) -> float:
@@ -123,11 +124,11 @@ def _by_task(task: str, facts: Mapping[str, Any], budgets: Sequence[str]) -> Sec
                 cells.append("")
                 continue
             mean, low, high = entry["mean"]
-            text = f"{mean:.3f} ({low:.2f} to {high:.2f})"
-            cells.append(f"**{text}**" if facts["best"].get(budget) == name else text)
+            text = f"{write_accuracy(mean)} ({low:.2f} to {high:.2f})"
+            cells.append(f"**{text}**" if name in facts["best"].get(budget, ()) else text)
         body.append([name, *cells])
     body.sort(key=lambda row: row[1].strip("*"), reverse=True)
-    words = "Accuracy with 95 % intervals; the best at each budget is bold."
+    words = "Accuracy with 95 % intervals; the best at each budget is bold, and all that tie with it as shown."
     return Section(f"Task {task}", words, ["selector", *map(write_budget, budgets)], body)
 
 

@@ -1,10 +1,10 @@
-"""Bootstrap intervals of means and paired differences, and the budget at which a curve reaches a level."""
+"""Bootstrap intervals of means and paired differences, what they show, and where a curve reaches a level."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,6 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 Values = NDArray[np.float64]
 
 LEVEL = 0.95
+MARGIN = 0.02  # a loss of accuracy that counts as none
+FEWEST = 100  # questions below which nothing is claimed
+Verdict = Literal["not worse", "falls short", "too few to tell"]
 _MOST_DRAWS = 4_000_000  # per chunk, 32 MB of indices
 
 
@@ -62,6 +65,37 @@ def paired_difference(ours: ArrayLike, theirs: ArrayLike, resamples: int = 2000,
     ```
     """
     return paired_difference_over_tasks([ours], [theirs], resamples, seed)
+
+
+def judge_loss(difference: Interval, questions: int) -> Verdict:
+    """Whether an accuracy is as good as another, up to a margin of 0.02 (non-inferiority).
+
+    | the interval of the difference   | the verdict         |
+    |----------------------------------|---------------------|
+    | lies above the margin            | `"not worse"`       |
+    | lies below the margin            | `"falls short"`     |
+    | reaches from below to above it   | `"too few to tell"` |
+
+    Of fewer than 100 questions, nothing can be told: an interval of so few is too narrow.
+
+    Args:
+        difference (`Interval`): from [`paired_difference`], below zero where accuracy is lost.
+        questions (`int`): number of questions behind it.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.evaluation.statistics import Interval, judge_loss
+    >>> judge_loss(Interval(-0.005, -0.012, 0.002), 500), judge_loss(Interval(-0.375, -0.75, -0.125), 8)
+    ('not worse', 'too few to tell')
+
+    ```
+    """
+    if questions < FEWEST:
+        return "too few to tell"
+    if difference.low > -MARGIN:
+        return "not worse"
+    return "falls short" if difference.high < -MARGIN else "too few to tell"
 
 
 def mean_over_tasks(tasks: Sequence[ArrayLike], resamples: int = 2000, seed: int = 0) -> Interval:

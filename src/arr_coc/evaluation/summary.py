@@ -12,7 +12,10 @@ from arr_coc.evaluation.contenders import FULL, OURS
 from arr_coc.evaluation.metrics import LOOKED
 from arr_coc.evaluation.records import Record
 from arr_coc.evaluation.statistics import (
+    FEWEST,
+    Interval,
     budget_at,
+    judge_loss,
     mean_interval,
     paired_difference,
     paired_difference_over_tasks,
@@ -98,12 +101,15 @@ def _row(
         return row
     row["accuracy"] = round(float(np.mean([values.mean() for values in answered.values()])), 4)
     row["by_task"] = {task: round(float(values.mean()), 4) for task, values in answered.items()}
+    row["questions"] = sum(map(len, answered.values()))
+    differences: dict[str, Interval] = {}
     for other, against in ((OURS, budget), (FULL, FULL), (OPPONENT, budget)):
         theirs = _values(scores, other, against)
         if other != name and set(theirs) == set(answered):
-            row[f"minus_{other}"] = _rounded(
-                paired_difference_over_tasks(list(answered.values()), list(theirs.values()))
-            )
+            differences[other] = paired_difference_over_tasks(list(answered.values()), list(theirs.values()))
+            row[f"minus_{other}"] = _rounded(differences[other])
+    if FULL in differences:
+        row["verdict"] = judge_loss(differences[FULL], row["questions"])
     row["successes"] = _successes(row)
     return row
 
@@ -115,25 +121,24 @@ def _rounded(interval: tuple[float, float, float]) -> list[float]:
 def _successes(row: Mapping[str, Any]) -> list[str]:
     """Which of the three successes a row achieves.
 
-    The accuracy is the same if its difference from all tokens is not significantly below zero. Faster means at least
-    5 % less time to the first token; better means significantly above the downsampled picture.
+    The accuracy is the same if it is not worse than that of all tokens, see [`judge_loss`]. Faster means at least 5 %
+    less time to the first token; better means significantly above the downsampled picture, of enough questions.
     """
     successes = []
-    loss = row.get("minus_full")
-    same = loss is not None and loss[2] >= 0
+    same = row.get("verdict") == "not worse"
     if same and row["share"] < 1:
         successes.append(SUCCESSES[0])
     of_full = row["times"].get("of_full")
     if same and of_full is not None and of_full <= FASTER:
         successes.append(SUCCESSES[1])
     gain = row.get(f"minus_{OPPONENT}")
-    if gain is not None and gain[1] > 0:
+    if gain is not None and gain[1] > 0 and row["questions"] >= FEWEST:
         successes.append(SUCCESSES[2])
     return successes
 
 
 def _task(by: Mapping[tuple[str, str], Mapping[str, float]]) -> dict[str, Any]:
-    """Means of a task with intervals, differences from our layer, and the best selector at each budget."""
+    """Means of a task with intervals, differences from our layer, and the best selectors at each budget."""
     means: dict[str, dict[str, Any]] = defaultdict(dict)
     for (name, budget), items in by.items():
         values = np.array(list(items.values()))
@@ -141,16 +146,38 @@ def _task(by: Mapping[tuple[str, str], Mapping[str, float]]) -> dict[str, Any]:
         ours = by.get((OURS, budget))
         if name not in (OURS, FULL) and ours is not None:
             means[name][budget]["minus_ours"] = _rounded(paired_difference(values, np.array(list(ours.values()))))
-    best: dict[str, str] = {}
+    best: dict[str, list[str]] = {}
     for budget in dict.fromkeys(budget for _, budget in by if budget != FULL):
-        # `oracle` is told where the answer is and does not compete
-        rivals = {
-            name: means[name][budget]["mean"][0]
-            for name in means
-            if budget in means[name] and name not in (FULL, "oracle")
-        }
-        best[budget] = max(rivals, key=lambda name: rivals[name])
+        best[budget] = find_best({name: at[budget]["mean"][0] for name, at in means.items() if budget in at})
     return {"means": dict(means), "best": best}
+
+
+def find_best(accuracies: Mapping[str, float | None]) -> list[str]:
+    """The selectors with the highest accuracy, all that tie as tables show it, with three digits.
+
+    `full` reads all tokens and `oracle` is told where the answer is: they do not compete.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.evaluation.summary import find_best
+    >>> find_best({"full": 0.99, "arr-coc": 0.9001, "grid": 0.8999, "random": 0.7})
+    ['arr-coc', 'grid']
+
+    ```
+    """
+    shown = {
+        name: write_accuracy(value)
+        for name, value in accuracies.items()
+        if value is not None and name not in (FULL, "oracle")
+    }
+    most = max(shown.values(), key=float, default=None)
+    return [name for name, text in shown.items() if text == most]
+
+
+def write_accuracy(value: float) -> str:
+    """An accuracy as tables show it."""
+    return f"{value:.3f}"
 
 
 def _looking(records: Sequence[Record], selectors: Sequence[str], budgets: Sequence[str]) -> dict[str, Any]:
