@@ -29,6 +29,7 @@ from arr_coc.evaluation.run import Opened, measure_looking, read_bits, run_conte
 from arr_coc.evaluation.sections import make_sections, write_budget
 from arr_coc.evaluation.summary import SUCCESSES, attribute, find_best, summarise
 from arr_coc.evaluation.tasks import open_task
+from arr_coc.evaluation.timing import time_per_token
 from arr_coc.families.family import open_family
 from arr_coc.inference.load import load_model, load_processor, load_selector
 from arr_coc.selectors.rules import OracleSelector
@@ -390,6 +391,50 @@ def test_all_that_tie_as_shown_are_bold():
         assert bold == {"full": False, OURS: True, "grid": True, "random": True, "centre": False}, section.title
     assert find_best({"full": 1.0, "oracle": 1.0, "grid": 0.5, "linear": None}) == ["grid"]
     assert find_best({"full": 1.0}) == []
+
+
+def test_tokens_and_sharp_cells_are_both_counted():
+    read = {OURS: (529, 400), "random@saccade": (529, 273), "downsample": (529, None)}
+    records = [record("full", n, 1.0, "full", tokens=1024, sharp=1024, full=1024) for n in range(2)]
+    for name, (tokens, sharp) in read.items():
+        records += [record(name, n, 1.0, tokens=tokens, sharp=sharp, full=1024) for n in range(2)]
+    spent = dict.fromkeys(("encode_ms", "select_ms", "prefill_ms", "first_token_ms", "select_ms_iqr"), 1.0)
+    spent |= {"kv_bytes": 1000, "peak_mb": None, "decode_ms": None, "budget": "0.25"}
+    times = [{**spent, "selector": name} for name in read]
+    sections = {
+        section.title: section
+        for section in make_sections(summarise(records, times, ["full", *read], ["0.25"]), ["0.25"])
+    }
+    assert sections["Tokens and sharp cells"].rows == [[OURS, "529 / 400"], ["random@saccade", "529 / 273"]]
+    header = sections["Cost"].header
+    for row in sections["Cost"].rows:
+        shown = dict(zip(header, row, strict=True))
+        tokens, sharp = read[shown["selector"]]
+        assert (shown["tokens"], shown["sharp cells"]) == (str(tokens), "" if sharp is None else str(sharp))
+        assert shown["decode ms/token"] == ""  # it could not be told
+        assert shown["prefill ms"] == "1.00"
+
+
+def test_a_saccade_without_an_order_reads_fewer_sharp_cells_and_says_so(tmp_path):
+    out = tmp_path / "out"
+    selectors = ("--selectors", "arr-coc@saccade,grid@saccade", "--budgets", "0.5", "--limit", "1", "--size", "512")
+    result = call("eval", "--tasks", "scenes", *selectors, "--no-times", "--out", out)
+    assert result.exit_code == 0, result.output
+    rows = {row["selector"]: row for row in read_lines(out / RECORDS)}
+    ours, blind = rows["arr-coc@saccade"], rows["grid@saccade"]
+    assert blind["sharp"] < ours["sharp"] < ours["tokens"] == 128
+    assert rows["full"]["sharp"] == rows["full"]["tokens"] == 256
+    assert f"| grid@saccade | {blind['tokens']} / {blind['sharp']} |" in (out / "report.md").read_text()
+
+
+def test_a_token_costs_the_median_of_what_it_adds():
+    alone = [(50.0, 1)] * 5
+    slow_spell = [(90.0, 9), (91.0, 9), (40.0, 9), (92.0, 9), (900.0, 9)]  # 40: a spell hit the short answer
+    assert time_per_token(alone, slow_spell) == 5.125
+    noise = [(49.0, 9), (90.0, 9), (48.0, 9), (92.0, 9), (49.5, 9)]
+    assert time_per_token(alone, noise) is None
+    assert time_per_token(alone, [(90.0, 1)] * 5) is None  # the answer ended at once
+    assert time_per_token(alone, [(90.0, 5)] * 5) == 10
 
 
 def test_only_questions_that_all_were_asked_count():

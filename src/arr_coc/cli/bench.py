@@ -117,7 +117,8 @@ def _print_figures(figures: dict[str, Any]) -> None:
     for row in figures["rows"]:
         cells = [f"{row[f'{name}_ms']:.2f} ± {row[f'{name}_ms_iqr'] / 2:.2f}" for name in stages]
         ratio = "" if row["of_full"] is None else f"{row['of_full']:.2f}"
-        table.add_row(row["selector"], *cells, ratio, f"{row['decode_ms']:.2f}", f"{row['kv_bytes'] / 1e3:.0f}")
+        decode = "" if row["decode_ms"] is None else f"{row['decode_ms']:.2f}"
+        table.add_row(row["selector"], *cells, ratio, decode, f"{row['kv_bytes'] / 1e3:.0f}")
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 120  # a file has room for every column

@@ -93,6 +93,7 @@ def _row(
         "selector": name,
         "budget": budget,
         "tokens": round(float(np.mean([record.tokens for record in records])), 1),
+        "sharp": _mean_sharp(records),
         "share": round(float(np.mean([record.tokens / record.full for record in records])), 4),
         "times": dict(spent.get((name, budget), {})),
     }
@@ -112,6 +113,12 @@ def _row(
         row["verdict"] = judge_loss(differences[FULL], row["questions"])
     row["successes"] = _successes(row)
     return row
+
+
+def _mean_sharp(records: Sequence[Record]) -> float | None:
+    """Mean number of cells read at full resolution; None for selectors that keep no cells."""
+    counts = [record.sharp for record in records if record.sharp is not None]
+    return round(float(np.mean(counts)), 1) if len(counts) == len(records) else None
 
 
 def _rounded(interval: tuple[float, float, float]) -> list[float]:

@@ -17,6 +17,7 @@ from arr_coc.runtime.stopwatch import Stopwatch
 STAGES = ("encode", "select", "prefill")
 WARM_UP = 3
 DECODED = 8  # tokens over which decoding is timed
+DECODINGS = 5  # answers of one token, and of so many more, from which the time of one is told
 
 
 @torch.inference_mode()
@@ -28,7 +29,7 @@ def time_contenders(
     Contenders take turns on every picture, so that a slow spell of the machine affects all of them. `of_full` is the
     ratio to all tokens in the same run. `encode` is the vision encoder, `select` everything from its tokens to the
     shorter prompt, `prefill` the language model up to the first logits. A selector that works inside the language
-    model is timed in `prefill`.
+    model is timed in `prefill`. `decode_ms` is the time of one further token, None where it cannot be told.
     """
     calls = [(contender, FULL if contender.name == FULL else budget) for contender in contenders]
     runs: dict[str, list[dict[str, float]]] = {contender.name: [] for contender in contenders}
@@ -54,7 +55,7 @@ def time_contenders(
                 low, high = statistics.quantiles(values, n=4)[::2] if len(values) > 1 else (values[0], values[0])
                 row[f"{name}_iqr"] = round(high - low, 3)
         row["of_full"] = None if full is None else round(row["first_token_ms"] / full, 4)
-        row["decode_ms"] = round(_decode(opened, batches[0], contender, at), 3)
+        row["decode_ms"] = _decode(opened, batches[0], contender, at)
         row["peak_mb"] = _peak(opened, batches[0], contender, at)
         rows.append(row)
     return rows
@@ -69,15 +70,50 @@ def _once(opened: Opened, inputs: dict[str, Any], contender: Contender, budget: 
     return row
 
 
-def _decode(opened: Opened, inputs: dict[str, Any], contender: Contender, budget: str) -> float:
-    """Milliseconds per generated token after the first."""
-    watch = Stopwatch(opened.model.device)
+def _decode(opened: Opened, inputs: dict[str, Any], contender: Contender, budget: str) -> float | None:
+    """Milliseconds per generated token after the first, from short and longer answers in turn; None if unclear."""
     session = opened.session(open_family(opened.model), contender, budget)
-    for name, count in (("warm", 2), ("first", 1), ("many", 1 + DECODED)):
+
+    def answer(count: int) -> tuple[float, int]:
+        """The time of an answer of `count` tokens, and how many it has."""
+        watch = Stopwatch(opened.model.device)
         options = {"do_sample": False, "eos_token_id": None, "max_new_tokens": count, "min_new_tokens": count}
-        with watch.stage(name):
-            session.generate({**inputs, **options})
-    return max(0.0, watch.milliseconds["many"] - watch.milliseconds["first"]) / DECODED
+        with watch.stage("answer"):
+            run = session.generate({**inputs, **options})
+        return watch.milliseconds["answer"], 0 if run.generated is None else run.generated.shape[1]
+
+    answer(1 + DECODED)  # warm-up
+    pairs = [(answer(1), answer(1 + DECODED)) for _ in range(DECODINGS)]
+    return time_per_token([short for short, _ in pairs], [long for _, long in pairs])
+
+
+def time_per_token(short: Sequence[tuple[float, int]], long: Sequence[tuple[float, int]]) -> float | None:
+    """Median milliseconds of one further token, from pairs of answers of different lengths.
+
+    None if a longer answer has no more tokens than its shorter one, or took no longer in a quarter of the pairs: then
+    the difference is within the noise.
+
+    Args:
+        short, long (`Sequence[tuple[float, int]]`): milliseconds and tokens of each answer.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.evaluation.timing import time_per_token
+    >>> time_per_token([(50.0, 1), (51.0, 1), (90.0, 1)], [(90.0, 9), (92.0, 9), (131.0, 9)])
+    5.125
+    >>> time_per_token([(50.0, 1), (51.0, 1), (90.0, 1)], [(49.0, 9), (92.0, 9), (40.0, 9)]) is None
+    True
+
+    ```
+    """
+    more = [longer - shorter for (_, shorter), (_, longer) in zip(short, long, strict=True)]
+    if min(more) < 1:
+        return None
+    pairs = zip(short, long, more, strict=True)
+    each = [(slower - faster) / count for (faster, _), (slower, _), count in pairs]
+    lowest = statistics.quantiles(each, n=4)[0] if len(each) > 1 else each[0]
+    return None if lowest <= 0 else round(statistics.median(each), 3)
 
 
 def _peak(opened: Opened, inputs: dict[str, Any], contender: Contender, budget: str) -> float | None:
