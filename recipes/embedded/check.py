@@ -49,11 +49,15 @@ LEARNED = 2000  # photographs that a linear probe is fitted on
 class Check:
     """A model, and what was found out about it so far."""
 
-    def __init__(self, directory: str, device: str, out: Path | None) -> None:
+    def __init__(self, directory: str, device: str, out: Path | None, given: dict[str, Any]) -> None:
         self.processor = load_processor(directory)
         self.model = load_model(directory, dtype=torch.float32).to(device)
         self.out = out
-        self.found: dict[str, Any] = json.loads(out.read_text()) if out is not None and out.exists() else {}
+        self.found: dict[str, Any] = {"given": given, "exact": {}, "others": {}}
+        if out is not None and out.exists():
+            self.found |= json.loads(out.read_text())
+        if self.found["given"] != given:
+            raise typer.BadParameter(f"{out} has figures of {self.found['given']}, not of {given}; give another --out")
 
     def share(self, samples: list[Example], selector: str | None = None, budget: float | None = None) -> float:
         """Share of exact answers."""
@@ -152,10 +156,14 @@ def main(
     large: Annotated[int, typer.Option(help="Needles of 2048 pixels to ask for; better on a GPU.")] = 0,
     first: Annotated[Path | None, typer.Option(help="Figures of the first edition, to compare with.")] = None,
 ) -> None:
-    check = Check(EMBEDDED if model is None else str(model), device, out)
+    name = EMBEDDED if model is None else model.name
     known = [kind for part in COURSES["all"] for kind in part.kinds if kind[0] != "photos"]
+    wanted = kinds.split(",") if kinds else [kind for _, kind in known]
+    if unknown := sorted(set(wanted) - {kind for _, kind in known}):
+        raise typer.BadParameter(f"no kind is named {', '.join(unknown)}; there are {', '.join(k for _, k in known)}")
+    check = Check(str(model or EMBEDDED), device, out, {"model": name, "samples": n, "pruned": pruned})
     for world, kind in known:
-        if kinds and kind not in kinds.split(","):
+        if kind not in wanted:
             continue
         check.measure("exact", kind, lambda world=world, kind=kind: check.share(draw(world, kind, n)))
         if not pruned or kind not in CHOSEN:

@@ -127,9 +127,10 @@ def describe(found: dict[str, Any], first: dict[str, Any], millions: float) -> s
         for name, short in places
     }
     return CARD.format(
-        millions=millions, samples=500, rows="\n".join(rows), strangers=len(strangers), learned=LEARNED, photos=500,
+        millions=millions, samples=found["given"]["samples"], rows="\n".join(rows),
+        strangers=len(strangers), learned=LEARNED, photos=500,
         share=found["others"]["strangers"], first_share=first["others"]["strangers"], chosen=", ".join(known(first)),
-        pruned=200, pruned_rows=prune_rows(found, first), **where,
+        pruned=found["given"]["pruned"], pruned_rows=prune_rows(found, first), **where,
     )  # fmt: skip
 
 
