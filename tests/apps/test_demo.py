@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -23,7 +24,7 @@ from arr_coc.cli.demo import find_port, is_private
 from arr_coc.data.worlds import make_example, split_seed
 from arr_coc.demo.drawings import cell_at, draw_boxes, draw_read, draw_relevance, enlarge
 from arr_coc.demo.engine import MODES, Engine, Mistake
-from arr_coc.demo.texts import compare_costs, write_cell, write_costs, write_words
+from arr_coc.demo.texts import compare_costs, write_cell, write_costs, write_weights, write_words
 from arr_coc.drawing.homunculus import draw_homunculus, flow_back, spread_tokens
 
 ROOT = Path(arr_coc.__file__).parents[2]
@@ -212,6 +213,37 @@ def test_a_click_finds_its_cell(snapshot):
     assert cell_at(snapshot, 0, 0) == (0, 0)
     assert cell_at(snapshot, image.width, image.height) == (rows - 1, columns - 1)
     assert cell_at(snapshot, image.width * 2.5 / columns, image.height * 4.5 / rows) == (4, 2)
+
+
+def read_bars(page):
+    """Widths of bars, as shares, and the numbers beside them."""
+    rows = re.findall(r'<i style="width:([\d.]+)%"></i></div></td><td>([-\d.,]+)', page)
+    return [(float(width) / 100, float(number.replace(",", ""))) for width, number in rows]
+
+
+def test_bars_are_as_long_as_their_numbers(snapshot):
+    rows, columns = snapshot.grid
+    bars = [pair for row in range(rows) for pair in read_bars(write_cell(snapshot, (row, columns // 3)))]
+    bars += read_bars(write_weights(snapshot.maps))
+    assert len(bars) == rows * 8 + 6
+    assert max(abs(width - number) for width, number in bars) <= 0.0051  # as rounded
+    assert max(number for _, number in bars) > 0.9
+    assert any(0.05 < number < 0.5 for _, number in bars)
+    assert all(channel.min() >= 0 and channel.max() <= 1 for channel in snapshot.maps.channels.values())
+
+
+def test_bars_of_times_are_in_proportion(snapshot):
+    bars = read_bars(
+        write_costs(replace(snapshot, milliseconds={"encode": 400.0, "select": 20.0, "decode": 100.0}), None)
+    )
+    assert bars == [(1.0, 400.0), (0.05, 20.0), (0.25, 100.0)]
+
+
+def test_a_word_that_pulls_away_has_no_tint(snapshot):
+    pull = np.array([[[-1.0, -1.0]], [[0.0, 1.0]], [[2.0, 0.5]]], dtype=np.float32)  # [Q, h, w]
+    maps = replace(snapshot.maps, pull=pull, words=("a", "b", "c"))
+    for cell, tints in ((None, ["0", "50", "100"]), ((0, 1), ["0", "50", "25"])):
+        assert re.findall(r"--pull:(\d+)%", write_words(replace(snapshot, maps=maps), cell)) == tints
 
 
 def test_costs_are_compared_in_one_sentence(engine, snapshot):

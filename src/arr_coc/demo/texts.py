@@ -77,6 +77,7 @@ def compare_costs(snapshot: Snapshot, plain: Snapshot) -> str:
 
 
 def _bar(share: float) -> str:
+    """A bar as long as the share, of all its room; it begins at 0 and ends at 1, as the number beside it."""
     return f'<div class="bar"><i style="width:{100 * min(max(share, 0.0), 1.0):.1f}%"></i></div>'
 
 
@@ -116,10 +117,10 @@ def write_words(snapshot: Snapshot, cell: Cell | None) -> str:
     if maps is None or not len(maps.pull):
         return NOTHING_ASKED
     pulls = maps.pull.max(axis=(1, 2)) if cell is None else maps.pull[:, cell[0], cell[1]]  # [Q, h, w] -> [Q]
-    low, high = float(maps.pull.min()), float(maps.pull.max())
+    strongest = max(float(maps.pull.max()), 1e-6)
     spans = []
     for word, pull in zip(maps.words, pulls.tolist(), strict=True):
-        share = (pull - low) / max(high - low, 1e-6)
+        share = min(max(pull / strongest, 0.0), 1.0)  # no tint for a word that pulls away
         spans.append(
             f'<span class="word" style="--pull:{100 * share:.0f}%"><i>{escape(word) or "·"}</i>'
             f"<small>{pull:.2f}</small></span>"
@@ -150,15 +151,15 @@ def write_cell(snapshot: Snapshot, cell: Cell | None) -> str:
         words = f'<p class="fact">strongest words: {words}</p>'
     unusual = sorted(maps.channels, key=lambda name: -_oddness(maps.channels[name], cell))[:5]
     channels = "".join(
-        f"<tr><td>{escape(name)}</td><td>{_bar(_place(maps.channels[name], cell))}</td>"
-        f"<td>{float(maps.channels[name][cell]):.2f}</td></tr>"
+        f"<tr><td>{escape(name)}<small>{_range(maps.channels[name])}</small></td>"
+        f"<td>{_bar(float(maps.channels[name][cell]))}</td><td>{float(maps.channels[name][cell]):.2f}</td></tr>"
         for name in unusual
     )
     return (
         f"<h4>row {cell[0] + 1}, column {cell[1] + 1}: {'read' if read else 'not read'}, relevance "
         f"{float(maps.relevance[cell]):.2f}, rank {rank} of {maps.relevance.size}</h4>"
         f'<table class="bars"><caption>scores, 0 to 1</caption>{rows}</table>{words}'
-        f'<table class="bars"><caption>channels that stand out here</caption>{channels}</table>'
+        f'<table class="bars"><caption>channels that stand out here, 0 to 1</caption>{channels}</table>'
     )
 
 
@@ -167,7 +168,6 @@ def _oddness(values: np.ndarray, cell: Cell) -> float:
     return abs(float(values[cell]) - float(values.mean())) / max(float(values.std()), 1e-3)
 
 
-def _place(values: np.ndarray, cell: Cell) -> float:
-    """Where a value lies between the minimum (0) and the maximum (1) of its map."""
-    low, high = float(values.min()), float(values.max())
-    return (float(values[cell]) - low) / (high - low) if high > low else 0.0
+def _range(values: np.ndarray) -> str:
+    """The lowest and the highest value of a map, so that one that stands out is seen to."""
+    return f"{float(values.min()):.2f} to {float(values.max()):.2f} in the picture"
