@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from arr_coc.drawing.origin import stamp_figure
 from arr_coc.evaluation.contenders import FULL, OURS
 from arr_coc.evaluation.report import draw_charts
 from arr_coc.evaluation.sections import write_budget
@@ -20,6 +21,7 @@ from arr_coc.runtime.atomic_files import write_aside
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "eval-h200" / "summary.json"
+FIGURE = ROOT / "docs" / "images" / "bench.svg"
 BEGIN, END = "<!-- bench: made by benchmarks/readme.py -->\n", "<!-- /bench -->\n"
 
 
@@ -59,7 +61,7 @@ def main() -> None:
     """Write the figure and the table."""
     summary = json.loads(RESULTS.read_text(encoding="utf-8"))
     [drawn, *_] = draw_charts(summary, ink="#666").values()
-    write_aside(ROOT / "docs" / "images" / "bench.svg", drawn + "\n")
+    write_aside(FIGURE, stamp_figure(drawn, summary))
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from arr_coc.drawing.charts import COLOURS
+from arr_coc.drawing.origin import name_origin, stamp_figure
 from arr_coc.evaluation.shapes import QUESTION, SHAPES
 from arr_coc.runtime.atomic_files import write_aside
 
@@ -52,6 +53,7 @@ class Speed:
         questions: Mapping[str, Any],
         repeats: Mapping[str, Any],
     ) -> None:
+        self.drawn = gaze  # what the figure shows
         self.rows = {(row["model"], row["megapixels"], row["method"]): row for row in gaze["rows"]}
         self.answers = {(row["model"], row["method"], row["tokens"]): row["answer"] for row in gaze["answers"]}
         self.append = {row["model"]: row for row in gaze["append"]}
@@ -457,11 +459,13 @@ def draw_answers(speed: Speed) -> str:
         y += top
     label = "milliseconds to an answer of 32 tokens; darker: to the first token"
     parts.append(f'<text x="{left}" y="{y - 18}">{label}</text>')
+    origin = name_origin(speed.drawn["machine"])
+    parts.append(f'<text x="12" y="{y - 3}" font-size="9" fill-opacity="0.7">{origin}</text>')
     opening = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 {y}" role="img" aria-label="{label}" '
         f'font-family="system-ui, sans-serif" font-size="12" fill="{INK}">'
     )
-    return "\n".join([opening, *parts, "</svg>\n"])
+    return stamp_figure("\n".join([opening, *parts, "</svg>"]), speed.drawn)
 
 
 def main() -> None:

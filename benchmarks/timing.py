@@ -14,6 +14,7 @@ import torch
 import transformers
 
 import arr_coc
+from arr_coc.runtime.machine import find_revision
 
 
 class Clock:
@@ -93,6 +94,7 @@ def machine(device: torch.device, dtype: torch.dtype) -> dict[str, object]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "arr_coc": arr_coc.__version__,
+        "revision": find_revision(),
     }
 
 

@@ -1,6 +1,5 @@
 """`arr-coc eval` and `arr-coc bench`: the same report whatever happens, honest sums, and mistakes in one line."""
 
-import gzip
 import importlib.util
 import itertools
 import json
@@ -21,14 +20,15 @@ from arr_coc.data.boxes import cells_inside
 from arr_coc.data.example import Example
 from arr_coc.data.worlds import make_example, split_seed
 from arr_coc.drawing.charts import line_chart
+from arr_coc.drawing.origin import is_current, name_origin
 from arr_coc.evaluation.answers import LONGEST_ANSWER, answer_examples, show_example
 from arr_coc.evaluation.contenders import OURS, known_contenders, open_contenders, parse_budgets
 from arr_coc.evaluation.records import MISSING, RECORDS, Record, Store
-from arr_coc.evaluation.report import write_report
+from arr_coc.evaluation.report import draw_charts, find_worst, write_report
 from arr_coc.evaluation.run import Opened, measure_looking, read_bits, run_contender, share_encodings
 from arr_coc.evaluation.sections import make_sections, write_budget
 from arr_coc.evaluation.summary import SUCCESSES, attribute, find_best, summarise
-from arr_coc.evaluation.tasks import open_task
+from arr_coc.evaluation.tasks import Task, open_task
 from arr_coc.evaluation.timing import time_per_token
 from arr_coc.families.family import open_family
 from arr_coc.inference.load import load_model, load_processor, load_selector
@@ -461,6 +461,15 @@ def test_a_label_that_was_read_is_not_the_answer():
     assert found["seen"] == 0
 
 
+def test_what_was_seen_is_told_from_the_kept_cells_if_it_was_not_recorded():
+    label, value = (0.0, 0.0, 1.0, 0.75), (0.0, 0.75, 1.0, 1.0)
+    for clues, why in (((label, value), "not seen"), ((value, label), "seen but misread")):
+        item = Example("what?", Image.new("RGB", (64, 64)).copy, "0", ("x",), clues, clues=1)
+        kept = record(OURS, 0, 0.0, coverage=0.75, grid=[4, 1], kept="e0")  # all but the last row
+        [wrong] = find_worst([kept], [Task("t", "exact", [item])], ["0.25"])
+        assert wrong.why == why
+
+
 def test_the_scorer_that_misled_is_the_one_that_preferred_other_places():
     layer = ARRCOCLayer(ARRCOCConfig(hidden_size=32))
     generator = torch.Generator().manual_seed(0)
@@ -528,9 +537,7 @@ def test_the_bench_times_a_shape_and_writes_what_it_printed(tmp_path):
 
 
 def test_the_committed_results_say_what_the_readme_says_of_them():
-    spec = importlib.util.spec_from_file_location("readme", ROOT / "benchmarks" / "readme.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_benchmark("readme")
     summary = json.loads(module.RESULTS.read_text())
     assert f"{module.BEGIN}{module.make_table(summary)}{module.END}" in (ROOT / "README.md").read_text()
     rows = {(row["selector"], row["budget"]): row for row in summary["rows"]}
@@ -545,13 +552,60 @@ def test_the_committed_results_say_what_the_readme_says_of_them():
     assert min(summary["items"].values()) >= 500
 
 
+def load_benchmark(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.mark.slow
-def test_committed_summaries_are_those_of_their_records(tmp_path):
-    for folder in (ROOT / "benchmarks" / "results").glob("eval-*"):
-        lines = gzip.decompress((folder / "records.jsonl.gz").read_bytes()).decode().splitlines()
-        records = [Record(**json.loads(line)) for line in lines]
-        committed = json.loads((folder / "summary.json").read_text())
-        selectors = list(dict.fromkeys(row["selector"] for row in committed["rows"]))
-        times = (folder / "times.jsonl").read_text().splitlines() if (folder / "times.jsonl").exists() else []
-        found = summarise(records, [json.loads(line) for line in times], selectors, ["0.5", "0.25", "0.125", "0.06"])
-        assert json.loads(json.dumps(found["rows"])) == committed["rows"]
+def test_committed_summaries_are_those_of_their_records():
+    benchmark = load_benchmark("reports")
+    for folder in benchmark.RESULTS.glob("eval-*"):
+        found = json.loads(json.dumps(benchmark.make_summary(folder, benchmark.read_records(folder))))
+        assert found == benchmark.read_summary(folder), "run `python benchmarks/reports.py`"
+
+
+def test_figures_are_drawn_from_the_results_as_they_are():
+    """A figure that is older than its results does not have their digest."""
+    results = ROOT / "benchmarks" / "results"
+    drawn = [(load_benchmark("readme").FIGURE, load_benchmark("readme").RESULTS)]
+    drawn += [(ROOT / "docs" / "images" / "answers.svg", results / "gaze-h200.json")]
+    drawn += [(report, report.parent / "summary.json") for report in results.glob("eval-*/report.*")]
+    assert len(drawn) >= 5
+    for figure, source in drawn:
+        shown, facts = figure.read_text(), json.loads(source.read_text())
+        assert is_current(shown, facts), f"{figure} is older than {source}: run the script in benchmarks that made it"
+        assert not is_current(shown, {**facts, "rows": facts["rows"][1:]})  # the control: other results
+        assert name_origin(facts.get("about") or facts["machine"]) in shown
+
+
+def test_a_report_says_which_commit_made_it_and_no_folder_of_the_machine(tmp_path):
+    about = {"arr_coc": "0.1.0", "revision": "0123456789abcdef0123456789abcdef01234567"}
+    about |= {
+        "command": f"arr-coc eval --tasks 'jsonl:{tmp_path}/a b.jsonl' --out {tmp_path / 'out'}",
+        "model": "/home/me/m",
+    }
+    store = Store(tmp_path / "out", {"model": "x"}, about)
+    store.add([record("full", 0, 1.0, "full"), record(OURS, 0, 1.0)])
+    task = Task("t", "exact", [])
+    write_report(store, [task], ["full", OURS], ["0.25"], about)
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    for name in ("report.html", "report.md"):
+        text = (tmp_path / "out" / name).read_text()
+        assert "arr-coc 0.1.0, commit 0123456" in text
+        assert str(tmp_path) not in text
+        assert "/home/me" not in text
+        assert is_current(text, summary)
+        assert not is_current(text, {**summary, "items": {}})
+    [chart] = draw_charts(summary).values()
+    assert "arr-coc 0.1.0, commit 0123456</text>" in chart
+    assert "commit not recorded</text>" in "".join(draw_charts({**summary, "about": {}}).values())
+
+
+def test_a_run_that_goes_on_at_another_commit_names_both(tmp_path):
+    for commit in ("a" * 40, "b" * 40, "a" * 40):
+        store = Store(tmp_path, {}, {"revision": commit})
+    assert store.about["revision"] == f"{'a' * 40}, {'b' * 40}"
+    assert name_origin(store.about) == "arr-coc, commit aaaaaaa and bbbbbbb"

@@ -129,7 +129,7 @@ def run_evaluation(plan: Evaluation) -> dict[str, Any]:
     if not store.records:
         raise ValueError("there is nothing to report: no picture of any task could be read")
     names = [contender.name for contender in contenders]
-    summary = write_report(store, tasks, names, budgets, {**about, **settings})
+    summary = write_report(store, tasks, names, budgets, store.about)
     summary["out"] = str(plan.out)
     return summary
 

@@ -22,6 +22,7 @@ def line_chart(
     strong: str | None = None,
     level: tuple[float, str] | None = None,
     ink: str = "currentColor",
+    note: str = "",
 ) -> str:
     """Draw named lines over a logarithmic x axis.
 
@@ -31,6 +32,7 @@ def line_chart(
         strong (`str`, *optional*): name of the line to draw thicker.
         level (`tuple[float, str]`, *optional*): height and name of a horizontal line.
         ink (`str`, *optional*, defaults to `"currentColor"`): colour of axes and text.
+        note (`str`, *optional*): a small line at the foot, such as where the numbers come from.
 
     Returns:
         `str`: the SVG.
@@ -75,7 +77,9 @@ def line_chart(
         parts.append(f'<path d="M{across(x):.1f} {HEIGHT - BOTTOM}v5" stroke="{ink}"/>')
         parts.append(f'<text x="{across(x):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{x:g}</text>')
     parts.append(f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" stroke="{ink}" fill="none"/>')
-    parts.append(f'<text x="{LEFT + inner_width / 2}" y="{HEIGHT - 10}" text-anchor="middle">{escape(x_label)}</text>')
+    parts.append(f'<text x="{LEFT + inner_width / 2}" y="{HEIGHT - 14}" text-anchor="middle">{escape(x_label)}</text>')
+    if note:
+        parts.append(f'<text x="4" y="{HEIGHT - 3}" font-size="9" fill-opacity="0.7">{escape(note)}</text>')
     middle = TOP + inner_height / 2
     parts.append(f'<text transform="translate(14 {middle}) rotate(-90)" text-anchor="middle">{escape(y_label)}</text>')
     if level is not None:

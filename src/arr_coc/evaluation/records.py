@@ -72,6 +72,12 @@ def check_started(path: Path, started: Mapping[str, Any], settings: Mapping[str,
             )
 
 
+def _join_revisions(*revisions: str | None) -> str | None:
+    """The commits that a run was begun and continued with, each once."""
+    each = [name for revision in revisions if revision for name in revision.split(", ")]
+    return ", ".join(dict.fromkeys(each)) or None
+
+
 class Store:
     """A directory of results.
 
@@ -79,17 +85,23 @@ class Store:
         directory (`Path`): created if missing.
         settings (`Mapping`): settings that change the results; a directory that was started with others is
             refused.
-        about (`Mapping`, *optional*): further facts to store, such as the machine.
+        about (`Mapping`, *optional*): further facts to store, such as the machine; a run that is continued with another
+            `revision` has both.
+
+    Attributes:
+        about (`dict`): settings and facts, as stored.
     """
 
     def __init__(self, directory: Path, settings: Mapping[str, Any], about: Mapping[str, Any] | None = None) -> None:
         self.directory = directory
         path = directory / RUN
+        self.about: dict[str, Any] = {**settings, **(about or {})}
         if path.exists():
             saved = json.loads(path.read_text(encoding="utf-8"))
             check_started(directory, saved, settings)
+            self.about["revision"] = _join_revisions(saved.get("revision"), self.about.get("revision"))
         directory.mkdir(parents=True, exist_ok=True)
-        write_aside(path, json.dumps({**settings, **(about or {})}, indent=1) + "\n")
+        write_aside(path, json.dumps(self.about, indent=1) + "\n")
         known = {field.name for field in fields(Record)}
         self.records: dict[Key, Record] = {}
         for row in self._recover(RECORDS):

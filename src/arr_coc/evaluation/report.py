@@ -8,17 +8,21 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
-from arr_coc.data.example import MissingPicture
-from arr_coc.drawing.charts import line_chart
+from arr_coc.data.example import Example, MissingPicture
+from arr_coc.drawing.charts import Points, line_chart
 from arr_coc.drawing.frames import lay_frames
+from arr_coc.drawing.origin import name_origin, stamp_figure
 from arr_coc.evaluation.contenders import FULL, OURS
+from arr_coc.evaluation.metrics import answer_coverage
 from arr_coc.evaluation.records import Record, Store
 from arr_coc.evaluation.run import DRAWN, read_bits
 from arr_coc.evaluation.sections import Section, make_sections, write_budget
@@ -60,19 +64,45 @@ def write_report(
     records = [record for record in store.records.values() if record.task in names]
     summary = summarise(records, list(store.times.values()), selectors, budgets)
     missing = {task: sum(name == task for name, _ in store.missing) for task in sorted(names)}
-    summary |= {"about": dict(about), "missing": {task: count for task, count in missing.items() if count}}
-    sections = make_sections(summary, budgets)
-    charts = draw_charts(summary)
-    worst = find_worst(records, tasks, budgets)
-    folder = store.directory
-    write_aside(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
-    write_aside(folder / "report.md", _markdown(summary, sections))
-    write_aside(folder / "report.html", _html(summary, sections, charts, worst))
+    plain = {name: hide_folders(value) if isinstance(value, str) else value for name, value in about.items()}
+    summary |= {"about": plain, "missing": {task: count for task, count in missing.items() if count}}
+    write_tables(store.directory, summary, budgets)
+    write_page(store.directory, summary, budgets, find_worst(records, tasks, budgets))
     return summary
 
 
+def write_tables(folder: Path, summary: Mapping[str, Any], budgets: Sequence[str]) -> None:
+    """Write `summary.json`, and `report.md` with its digest."""
+    write_aside(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+    text = _markdown(summary, make_sections(summary, budgets))
+    write_aside(folder / "report.md", stamp_figure(text, summary))
+
+
+def write_page(
+    folder: Path, summary: Mapping[str, Any], budgets: Sequence[str], worst: Sequence[WrongAnswer] = ()
+) -> None:
+    """Write `report.html`, with the digest of the summary."""
+    page = _html(summary, make_sections(summary, budgets), draw_charts(summary), worst)
+    write_aside(folder / "report.html", stamp_figure(page, summary))
+
+
+def hide_folders(text: str) -> str:
+    """A command or a setting without the folders of the machine it ran on: of absolute paths, the last part.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.evaluation.report import hide_folders
+    >>> hide_folders("arr-coc eval --tasks jsonl:/home/me/val.jsonl?metric=anls --out runs/eval")
+    'arr-coc eval --tasks jsonl:val.jsonl?metric=anls --out runs/eval'
+
+    ```
+    """
+    return re.sub(r"(?<![^\s:,='\"])~?/[^\s,?'\"]*", lambda found: PurePosixPath(found[0]).name, text)
+
+
 def draw_charts(summary: Mapping[str, Any], ink: str = "currentColor") -> dict[str, str]:
-    """Charts of accuracy over tokens and over time, as SVG by caption."""
+    """Charts of accuracy over tokens and over time, as SVG by caption; at their foot, the commit behind the results."""
     tokens: dict[str, list[tuple[float, float]]] = {}
     times: dict[str, list[tuple[float, float]]] = {}
     for row in summary["rows"]:
@@ -84,9 +114,14 @@ def draw_charts(summary: Mapping[str, Any], ink: str = "currentColor") -> dict[s
     if not tokens:
         return {}
     level = None if full is None else (HOLDS * full, f"{100 * HOLDS:.0f} % of all tokens")
-    charts = {"Accuracy over tokens": line_chart(tokens, "visual tokens, % of all", "accuracy", OURS, level, ink)}
+    note = name_origin(summary.get("about", {}))
+
+    def draw(lines: Mapping[str, Points], x_label: str) -> str:
+        return line_chart(lines, x_label, "accuracy", OURS, level, ink, note)
+
+    charts = {"Accuracy over tokens": draw(tokens, "visual tokens, % of all")}
     if times:
-        charts["Accuracy over time"] = line_chart(times, "time to the first token, ms", "accuracy", OURS, level, ink)
+        charts["Accuracy over time"] = draw(times, "time to the first token, ms")
     return charts
 
 
@@ -127,7 +162,16 @@ def _draw_wrong(task: Task, number: int, budget: str, rows: Mapping[str, Record]
         if row.kept is not None and row.grid is not None:
             looks.append((name, row.answer or "", _draw(opened, read_bits(row.kept, row.grid))))
     title = f"{task.name}, {write_budget(budget)}"
-    return [WrongAnswer(title, item.question, " | ".join(sorted(set(item.answers))), attribute(rows[OURS]), looks)]
+    why = attribute(_add_seen(rows[OURS], item))
+    return [WrongAnswer(title, item.question, " | ".join(sorted(set(item.answers))), why, looks)]
+
+
+def _add_seen(record: Record, item: Example) -> Record:
+    """The record with `seen`, from its kept cells if it was not recorded."""
+    if record.seen is not None or record.kept is None or record.grid is None or not item.answer_boxes:
+        return record
+    kept = torch.from_numpy(read_bits(record.kept, record.grid))
+    return replace(record, seen=answer_coverage(kept, item))
 
 
 def _draw(opened: Image.Image | list[Image.Image], kept: np.ndarray) -> str:
@@ -162,7 +206,9 @@ def _facts(summary: Mapping[str, Any]) -> list[str]:
         lines.append(f"Pictures that could not be read and are left out: {gone}.")
     if about.get("command"):
         lines.append(f"Command: `{about['command']}`")
-    known = [(name, value) for name, value in about.items() if value not in (None, "", []) and name != "command"]
+    lines.append(f"Made by {name_origin(about)}.")
+    told = ("command", "revision", "arr_coc")
+    known = [(name, value) for name, value in about.items() if value not in (None, "", []) and name not in told]
     if known:
         lines.append("; ".join(f"{name.replace('_', ' ')} {value}" for name, value in known) + ".")
     return lines
