@@ -5,6 +5,7 @@ import itertools
 import json
 import re
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +33,7 @@ from arr_coc.evaluation.tasks import Task, open_task
 from arr_coc.evaluation.timing import time_per_token
 from arr_coc.families.family import open_family
 from arr_coc.inference.load import load_model, load_processor, load_selector
+from arr_coc.runtime.machine import find_revision
 from arr_coc.selectors.rules import OracleSelector
 
 ROOT = Path(__file__).parents[2]
@@ -602,6 +604,22 @@ def test_a_report_says_which_commit_made_it_and_no_folder_of_the_machine(tmp_pat
     [chart] = draw_charts(summary).values()
     assert "arr-coc 0.1.0, commit 0123456</text>" in chart
     assert "commit not recorded</text>" in "".join(draw_charts({**summary, "about": {}}).values())
+
+
+def test_changes_that_are_not_committed_are_said(tmp_path):
+    folder = tmp_path / "src" / "package" / "runtime"
+    assert find_revision(tmp_path) is None
+    folder.mkdir(parents=True)
+    (folder.parent / "code.py").write_text("1\n")
+    who = ("-c", "user.name=me", "-c", "user.email=me@example.org")
+    for command in (("init", "-q"), ("add", "."), (*who, "commit", "-q", "-m", "one")):
+        subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
+    clean = find_revision(folder)
+    assert re.fullmatch("[0-9a-f]{40}", clean)
+    assert name_origin({"arr_coc": "1", "revision": clean}) == f"arr-coc 1, commit {clean[:7]}"
+    (folder.parent / "code.py").write_text("2\n")
+    assert find_revision(folder) == f"{clean}+changes"
+    assert name_origin({"arr_coc": "1", "revision": find_revision(folder)}).endswith(f"{clean[:7]}+changes")
 
 
 def test_a_run_that_goes_on_at_another_commit_names_both(tmp_path):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _STAMP = "<!-- results {} -->"
-_COMMIT = re.compile(r"[0-9a-f]{7,40}")
+_COMMIT = re.compile(r"([0-9a-f]{7})[0-9a-f]{0,33}(\+changes)?")
 
 
 def name_origin(facts: Mapping[str, Any]) -> str:
@@ -37,8 +37,8 @@ def name_origin(facts: Mapping[str, Any]) -> str:
 
 def _shorten(revision: str | None) -> str:
     """The first letters of each commit."""
-    commits = _COMMIT.findall(revision or "")
-    return " and ".join(dict.fromkeys(commit[:7] for commit in commits)) or "not recorded"
+    commits = (f"{start}{changes}" for start, changes in _COMMIT.findall(revision or ""))
+    return " and ".join(dict.fromkeys(commits)) or "not recorded"
 
 
 def digest_results(results: Any) -> str:

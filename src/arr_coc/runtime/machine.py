@@ -64,12 +64,15 @@ def environment() -> dict[str, Any]:
     }
 
 
-def find_revision() -> str | None:
-    """The git revision of the package's source; None outside a repository."""
+def find_revision(folder: Path = Path(__file__).parent) -> str | None:
+    """The git revision of the package's source, with `+changes` if it has others than committed; None without one."""
+
+    def ask(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
     try:
-        result = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-        )
+        changed = ask("status", "--porcelain", "--untracked-files=no", "--", "..")
+        return ask("rev-parse", "HEAD") + ("+changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-    return result.stdout.strip()
