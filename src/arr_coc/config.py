@@ -40,6 +40,9 @@ EncoderLayer = int | float
 EMBEDDED = "embedded"
 EMBEDDED_MODEL = str(Path(__file__).parent / "assets" / "embedded")
 EMBEDDED_SELECTOR = str(Path(__file__).parent / "assets" / "selector")
+# The layer as a selector: the one that was trained for the model at hand, and the layer before training, for any model.
+TRAINED = "arr-coc"
+UNTRAINED = "arr-coc-untrained"
 
 CHANNEL_SETS: tuple[str, ...] = get_args(ChannelSet)
 

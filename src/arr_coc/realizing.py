@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from arr_coc.attending import Plan, TokenAllocator, finish_plan, resolve_budget
 from arr_coc.balancing import SCORES, AdaptiveTensionBalancer, Balance, Judgement
-from arr_coc.config import ARRCOCConfig, Budget, Grid, cell_count, check_grid
+from arr_coc.config import UNTRAINED, ARRCOCConfig, Budget, Grid, cell_count, check_grid
 from arr_coc.gaze.compression import make_compressor
 from arr_coc.knowing import InformationScorer, ParticipatoryScorer, PerspectivalScorer
 from arr_coc.pixels.mipmaps import Mipmaps
@@ -51,7 +51,7 @@ FIXATION_FADE = 0.5
 MOST_REPLAYED_PIXELS = 4096 * 4096
 
 
-@register_selector("arr-coc")
+@register_selector(UNTRAINED)
 class ARRCOCLayer(PretrainedModule, TokenSelector):
     """Decide which parts of a picture deserve tokens, given the question.
 

@@ -173,8 +173,8 @@ def _print_answer(facts: dict[str, Any], overlay: Path | None) -> None:
     table.add_row("tokens", f"{facts['tokens']['used']} of {facts['tokens']['full']}{budget}")
     table.add_row("strategy", f"{facts['strategy']}: {facts['reason']}")
     table.add_row("time", ", ".join(f"{name} {value:.0f} ms" for name, value in facts["timings_ms"].items()))
-    known = {None: "no selector", "arr-coc": "selector arr-coc (untrained)", "embedded": "selector embedded (trained)"}
-    table.add_row("model", f"{facts['model']}, {known.get(facts['selector'], 'selector ' + str(facts['selector']))}")
+    chosen = "no selector" if facts["selector"] is None else f"selector {facts['selector']}"
+    table.add_row("model", f"{facts['model']}, {chosen}")
     console.print(table)
     if overlay is not None:
         typer.echo(f"overlay   {overlay}")

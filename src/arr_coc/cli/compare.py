@@ -56,7 +56,7 @@ def compare_selectors(
     from arr_coc.drawing.overlay import check_drawable, kept_cells
     from arr_coc.drawing.png_file import save_image
     from arr_coc.drawing.sheet import Column, draw_comparison
-    from arr_coc.inference.load import load_selector, quiet_loading
+    from arr_coc.inference.load import find_names, load_selector, quiet_loading
     from arr_coc.inference.messages import make_messages
     from arr_coc.inference.vlm import ARRCOCQwen
     from arr_coc.pixels.files import open_picture
@@ -67,10 +67,12 @@ def compare_selectors(
     picture = open_picture(path).image
     make_messages(picture, question)  # refuses an empty question before the model is opened
     quiet_loading()
-    vlm = ARRCOCQwen.from_pretrained(model or _find_base(selectors), selectors[0])
-    other = ARRCOCQwen(vlm.model, vlm.processor, load_selector(selectors[1], vlm.model))
+    base = model or _find_base(selectors)
+    names = [find_names(base, name)[1] for name in selectors]
+    vlm = ARRCOCQwen.from_pretrained(base, names[0])
+    other = ARRCOCQwen(vlm.model, vlm.processor, load_selector(names[1], vlm.model))
     columns, rows = [], []
-    for name, asked in zip(selectors, (vlm, other), strict=True):
+    for name, asked in zip(names, (vlm, other), strict=True):
         answer = asked.answer(picture, question, budget=budget)
         columns.append(Column(Path(name).name, answer.output, kept_cells(answer), answer.text))
         rows.append(
@@ -91,10 +93,9 @@ def compare_selectors(
 def _find_base(selectors: tuple[str, str]) -> str:
     """The model that both selectors were made for; selectors that fit any model use the embedded one."""
     from arr_coc.config import EMBEDDED
-    from arr_coc.inference.load import find_base
-    from arr_coc.selectors.registry import list_selectors
+    from arr_coc.inference.load import find_base, selector_names
 
-    bases = {str(find_base(None, name)[0]) for name in selectors if name not in list_selectors()}
+    bases = {str(find_base(None, name)[0]) for name in selectors if name not in selector_names()}
     if len(bases) > 1:
         both = " and ".join(sorted(bases))
         raise ValueError(f"the selectors were made for different models, {both}; name one with --model")

@@ -100,10 +100,9 @@ def look_at(
     seen = vlm.inspect(opened.image, question, budget=budget, mode=mode)  # type: ignore[arg-type]  # checked above
     (_, rows, columns), cells = seen.kept[0]
     cell = ARRCOCConfig.for_model(vlm.model).cell_pixels
-    known = {EMBEDDED: "that of the embedded model", "arr-coc": "untrained layer"}
-    names = "the embedded model" if base == EMBEDDED else base, known.get(chosen, chosen)
+    name = "the embedded model" if base == EMBEDDED else base
     notes = [
-        f"Tokens and words: {names[0]}. Selector: {names[1]}.",
+        f"Tokens and words: {name}. Selector: {chosen}.",
         # saccades are cut from the picture as it is
         *describe_conversions(opened, None if mode == "saccade" else (columns * cell, rows * cell)),
     ]
@@ -129,17 +128,17 @@ def _use_channels(vlm: ARRCOCQwen, channels: str, chosen: str, named: bool) -> s
     """Make the selector read these channels, by an untrained layer if it reads others; returns what it is called."""
     from dataclasses import replace
 
-    from arr_coc.config import EMBEDDED, ARRCOCConfig
+    from arr_coc.config import TRAINED, UNTRAINED, ARRCOCConfig
     from arr_coc.inference.load import load_selector
     from arr_coc.realizing import ARRCOCLayer
 
     if isinstance(vlm.selector, ARRCOCLayer) and vlm.selector.config.channels == channels:
         return chosen
-    if chosen != "arr-coc" and (named or chosen != EMBEDDED):
-        raise ValueError(f"{chosen} does not read the channels {channels!r}; leave out --channels")
+    if chosen != UNTRAINED and (named or chosen != TRAINED):
+        raise ValueError(f"{chosen} does not read the channels {channels!r}; leave out --channels, or use {UNTRAINED}")
     config = replace(ARRCOCConfig.for_model(vlm.model), channels=channels)  # type: ignore[arg-type]
     vlm.selector = load_selector(ARRCOCLayer(config).eval(), vlm.model)
-    return "arr-coc"
+    return UNTRAINED
 
 
 def _print_look(facts: dict[str, Any]) -> None:

@@ -17,7 +17,10 @@ Model = Annotated[
 ]
 SelectorName = Annotated[
     str | None,
-    typer.Option(help="Name, directory or Hub id of a selector. [default: the model's own, else the untrained layer]"),
+    typer.Option(
+        help="Name, directory or Hub id of a selector. arr-coc was trained for the embedded model; arr-coc-untrained "
+        "is the layer before training, for any model. [default: arr-coc, for other models arr-coc-untrained]"
+    ),
 ]
 Selectors = Annotated[
     str,

@@ -106,7 +106,7 @@ def read_answers(
     out: Path, file: Path, questions: Sequence[Question], settings: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
     """Rows by id that an earlier run has written; those of other questions or settings are refused."""
-    from arr_coc.evaluation.records import check_started
+    from arr_coc.evaluation.records import check_started, name_today
     from arr_coc.runtime.atomic_files import recover_rows
 
     if out.is_dir() or not out.absolute().parent.is_dir():
@@ -119,7 +119,9 @@ def read_answers(
         name = str(row.get("id"))
         if name not in asked or row.get("question") != asked[name].text or row.get("image") != asked[name].image:
             raise ValueError(f"{out} answers other questions than {file} (id {name!r}); give another --out")
-        check_started(out, row, settings)
+        named = row.get("selector")
+        today = None if named is None else name_today(str(named), str(row.get("model")))
+        check_started(out, {**row, "selector": today}, settings)
         known[name] = row
     return known
 

@@ -35,7 +35,9 @@ def train(
         ),
     ] = "proxy",
     base: Model = None,
-    start: Annotated[Path | None, typer.Option(help="Selector to start from. [default: an untrained layer]")] = None,
+    start: Annotated[
+        Path | None, typer.Option(help="Directory or name of the selector to start from. [default: arr-coc-untrained]")
+    ] = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 1000,
     batch: Annotated[int, typer.Option(help="Questions per step and process.")] = 32,
     rate: Annotated[float | None, typer.Option(help="Peak learning rate. [default: 3e-3 for proxy, else 1e-3]")] = None,

@@ -18,12 +18,11 @@ from arr_coc.config import EMBEDDED
 from arr_coc.demo.snapshot import Snapshot, take_snapshot
 from arr_coc.drawing.overlay import check_drawable, is_drawable
 from arr_coc.families.family import open_family
-from arr_coc.inference.load import find_names, load_selector, quiet_loading
+from arr_coc.inference.load import current_name, find_names, load_selector, quiet_loading, selector_names
 from arr_coc.inference.vlm import ARRCOCQwen
 from arr_coc.pixels.files import Picture, open_picture
 from arr_coc.runtime.machine import check_device
 from arr_coc.selectors.contract import Selector
-from arr_coc.selectors.registry import list_selectors
 
 logger = logging.getLogger(__name__)
 
@@ -89,9 +88,8 @@ class Engine:
     @property
     def selectors(self) -> list[str]:
         """Names that can be chosen, the default first."""
-        registered = [name for name in list_selectors() if is_drawable(name) and name != "full"]
-        trained = [EMBEDDED] if self.name == EMBEDDED else []
-        return list(dict.fromkeys([self.selector, *trained, *registered]))
+        names = [name for name in selector_names(self.name == EMBEDDED) if is_drawable(name) and name != "full"]
+        return list(dict.fromkeys([self.selector, *names]))
 
     def ask(
         self,
@@ -116,7 +114,8 @@ class Engine:
         """
         try:
             opened = self.check(picture, question, mode, share)
-            name = selector or self.selector
+            name = str(selector or self.selector).strip()
+            name = current_name(name) if self.name == EMBEDDED else name
             with self._opening:  # a download may take long, and other visitors need not wait for it
                 chosen = self._find_selector(name)
             with self._lock:
@@ -176,7 +175,6 @@ class Engine:
 
     def _find_selector(self, name: str) -> Selector:
         """A selector by its name; the last few stay open."""
-        name = str(name).strip()
         if name == self.selector:
             return self.vlm.selector
         check_drawable(name)

@@ -134,7 +134,7 @@ def write_cell(snapshot: Snapshot, cell: Cell | None) -> str:
     maps = snapshot.maps
     if maps is None:
         why = "In mode full nothing is chosen" if snapshot.mode == "full" else "This selector shows no maps"
-        return f'<p class="quiet">{why}; ask in another mode, or with arr-coc.</p>'
+        return f'<p class="quiet">{why}; ask in another mode, or with arr-coc or arr-coc-untrained.</p>'
     if cell is None:
         return '<p class="quiet">Click a cell of the picture, or give its row and column.</p>'
     read = snapshot.tokens[cell] >= 1

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, Budget, check_budget
-from arr_coc.inference.load import load_selector
+from arr_coc.config import TRAINED, UNTRAINED, Budget, check_budget
+from arr_coc.inference.load import current_name, is_embedded, load_selector, selector_names
 from arr_coc.prompting.settings import Mode
 from arr_coc.selectors.contract import Selector
-from arr_coc.selectors.registry import UnknownSelectorError, list_selectors
+from arr_coc.selectors.registry import UnknownSelectorError
 
-OURS = "arr-coc"
+OURS = TRAINED
 FULL = "full"
-UNTRAINED = "untrained"
 SACCADE = "@saccade"
 
 
@@ -31,9 +30,35 @@ class Contender:
         return [FULL] if self.name == FULL else list(budgets)
 
 
-def known_contenders() -> list[str]:
-    """Names that [`open_contenders`] accepts, in report order."""
-    return [OURS, f"{OURS}{SACCADE}", UNTRAINED, *(name for name in list_selectors() if name != OURS)]
+def known_contenders(embedded: bool = True) -> list[str]:
+    """Names that [`open_contenders`] accepts, in report order, for the embedded model or for another."""
+    first = [TRAINED, f"{TRAINED}{SACCADE}", UNTRAINED] if embedded else [UNTRAINED, f"{UNTRAINED}{SACCADE}"]
+    return list(dict.fromkeys([*first, *selector_names(embedded)]))
+
+
+def find_ours(names: Iterable[str]) -> str:
+    """The contender that a report compares the others with: the trained layer, or if it is not there the untrained."""
+    named = set(names)
+    return UNTRAINED if UNTRAINED in named and TRAINED not in named else TRAINED
+
+
+def rename(name: str, embedded: bool) -> str:
+    """The name of a contender that may be given by another one: `untrained`, or `embedded` for the embedded model.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.evaluation.contenders import rename
+    >>> rename("untrained@saccade", embedded=False), rename("embedded", embedded=True)
+    ('arr-coc-untrained@saccade', 'arr-coc')
+
+    ```
+    """
+    plain = name.removesuffix(SACCADE)
+    mode = name[len(plain) :]
+    if plain == "untrained":
+        return UNTRAINED + mode
+    return (current_name(plain) if embedded else plain) + mode
 
 
 def open_contenders(names: Sequence[str], model: Any) -> list[Contender]:
@@ -41,32 +66,32 @@ def open_contenders(names: Sequence[str], model: Any) -> list[Contender]:
 
     | name                  | is                                                                               |
     |-----------------------|----------------------------------------------------------------------------------|
-    | `arr-coc`             | the trained layer of the embedded model; for other models the untrained one      |
-    | `untrained`           | the layer with its initial weights                                               |
+    | `arr-coc`             | the layer that was trained for the model, which the embedded model has           |
+    | `arr-coc-untrained`   | the layer with its initial weights                                               |
     | a registered selector | see [`list_selectors`]                                                           |
     | a directory, a Hub id | a trained layer                                                                  |
     | any `NAME@saccade`    | the same, in mode `"saccade"`                                                    |
-    | `all`                 | all names of the first three kinds, and `arr-coc@saccade`                        |
+    | `all`                 | all names of the first three kinds, and the first of them in mode `"saccade"`    |
 
     `full` is always included: losses are measured against it.
     """
-    wanted = [each for name in names for each in (known_contenders() if name == "all" else [name])]
-    unique = list(dict.fromkeys([FULL, *wanted]))
-    trained = getattr(model.config, "name_or_path", None) == EMBEDDED_MODEL
-    return [_open(name, model, trained) for name in unique]
+    embedded = is_embedded(model)
+    known = known_contenders(embedded)
+    wanted = [each for name in names for each in (known if name == "all" else [name])]
+    unique = list(dict.fromkeys([FULL, *(rename(name, embedded) for name in wanted)]))
+    return [_open(name, model, known) for name in unique]
 
 
-def _open(name: str, model: Any, trained: bool) -> Contender:
+def _open(name: str, model: Any, known: Sequence[str]) -> Contender:
     plain = name.removesuffix(SACCADE)
-    source = {OURS: EMBEDDED if trained else OURS, UNTRAINED: OURS}.get(plain, plain)
     try:
-        selector = load_selector(source, model)
+        selector = load_selector(plain, model)
     except UnknownSelectorError:
-        raise ValueError(f"no selector is named {name!r}; use {', '.join(known_contenders())}") from None
+        raise ValueError(f"no selector is named {name!r}; use {', '.join(known)}") from None
     if name == plain:
         return Contender(name, selector)
     if not selector.can_saccade:
-        raise ValueError(f"{plain} has no saccade mode, got {name!r}; use {plain} or {OURS}{SACCADE}")
+        raise ValueError(f"{plain} has no saccade mode, got {name!r}; use {plain} or {known[1]}")
     return Contender(name, selector, "saccade")
 
 

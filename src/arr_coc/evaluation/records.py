@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, TRAINED, UNTRAINED
+from arr_coc.evaluation.contenders import SACCADE, rename
 from arr_coc.runtime.atomic_files import append_lines, recover_rows, write_aside
 
 Key = tuple[str, str, str, str]
@@ -78,6 +80,24 @@ def _join_revisions(*revisions: str | None) -> str | None:
     return ", ".join(dict.fromkeys(each)) or None
 
 
+def name_today(selector: str, model: str) -> str:
+    """The name of a selector in results of a model, which may be older: `arr-coc` was also the untrained layer.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.evaluation.records import name_today
+    >>> name_today("untrained", "embedded"), name_today("arr-coc", "embedded"), name_today("arr-coc", "a/model")
+    ('arr-coc-untrained', 'arr-coc', 'arr-coc-untrained')
+
+    ```
+    """
+    embedded = model in (EMBEDDED, EMBEDDED_MODEL)
+    if not embedded and selector.removesuffix(SACCADE) == TRAINED:
+        return selector.replace(TRAINED, UNTRAINED)
+    return rename(selector, embedded)
+
+
 class Store:
     """A directory of results.
 
@@ -104,18 +124,21 @@ class Store:
         write_aside(path, json.dumps(self.about, indent=1) + "\n")
         known = {field.name for field in fields(Record)}
         self.records: dict[Key, Record] = {}
-        for row in self._recover(RECORDS):
+        model = str(settings.get("model", EMBEDDED))
+        for row in self._recover(RECORDS, model):
             record = Record(**{name: value for name, value in row.items() if name in known})
             self.records[record.key] = record
         self.times: dict[tuple[str, str], dict[str, Any]] = {
-            (row["selector"], row["budget"]): row for row in self._recover(TIMES)
+            (row["selector"], row["budget"]): row for row in self._recover(TIMES, model)
         }
         self.missing: dict[tuple[str, str], str] = {
             (row["task"], row["item"]): row["why"] for row in self._recover(MISSING)
         }
 
-    def _recover(self, name: str) -> list[dict[str, Any]]:
-        return recover_rows(self.directory / name, "remove it, or give another --out")
+    def _recover(self, name: str, model: str | None = None) -> list[dict[str, Any]]:
+        """The rows of a file; those of selectors, told by the name of the model, with the names of today."""
+        rows = recover_rows(self.directory / name, "remove it, or give another --out")
+        return rows if model is None else [{**row, "selector": name_today(row["selector"], model)} for row in rows]
 
     def add(self, records: Iterable[Record]) -> None:
         """Append the records that the store does not have yet."""

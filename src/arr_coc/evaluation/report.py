@@ -21,11 +21,11 @@ from arr_coc.data.example import Example, MissingPicture
 from arr_coc.drawing.charts import Points, line_chart
 from arr_coc.drawing.frames import lay_frames
 from arr_coc.drawing.origin import name_origin, stamp_figure
-from arr_coc.evaluation.contenders import FULL, OURS
+from arr_coc.evaluation.contenders import FULL, find_ours
 from arr_coc.evaluation.metrics import answer_coverage
 from arr_coc.evaluation.records import Record, Store
 from arr_coc.evaluation.run import DRAWN, read_bits
-from arr_coc.evaluation.sections import Section, make_sections, write_budget
+from arr_coc.evaluation.sections import Section, make_sections, ours_in, write_budget
 from arr_coc.evaluation.summary import HOLDS, attribute, summarise
 from arr_coc.evaluation.tasks import Task
 from arr_coc.runtime.atomic_files import write_aside
@@ -67,7 +67,7 @@ def write_report(
     plain = {name: hide_folders(value) if isinstance(value, str) else value for name, value in about.items()}
     summary |= {"about": plain, "missing": {task: count for task, count in missing.items() if count}}
     write_tables(store.directory, summary, budgets)
-    write_page(store.directory, summary, budgets, find_worst(records, tasks, budgets))
+    write_page(store.directory, summary, budgets, find_worst(records, tasks, budgets, find_ours(selectors)))
     return summary
 
 
@@ -117,7 +117,7 @@ def draw_charts(summary: Mapping[str, Any], ink: str = "currentColor") -> dict[s
     note = name_origin(summary.get("about", {}))
 
     def draw(lines: Mapping[str, Points], x_label: str) -> str:
-        return line_chart(lines, x_label, "accuracy", OURS, level, ink, note)
+        return line_chart(lines, x_label, "accuracy", ours_in(summary), level, ink, note)
 
     charts = {"Accuracy over tokens": draw(tokens, "visual tokens, % of all")}
     if times:
@@ -125,8 +125,10 @@ def draw_charts(summary: Mapping[str, Any], ink: str = "currentColor") -> dict[s
     return charts
 
 
-def find_worst(records: Sequence[Record], tasks: Sequence[Task], budgets: Sequence[str]) -> list[WrongAnswer]:
-    """Questions that our layer got wrong: the largest budget first, then those that most others got right."""
+def find_worst(
+    records: Sequence[Record], tasks: Sequence[Task], budgets: Sequence[str], ours: str
+) -> list[WrongAnswer]:
+    """Questions that `ours` got wrong: the largest budget first, then those that most others got right."""
     by_question: dict[tuple[str, str, str], dict[str, Record]] = {}
     for record in records:
         by_question.setdefault((record.task, record.budget, record.item), {})[record.selector] = record
@@ -137,32 +139,32 @@ def find_worst(records: Sequence[Record], tasks: Sequence[Task], budgets: Sequen
         wrong = []
         for rank, budget in enumerate(budgets):
             for (name, at, item), rows in by_question.items():
-                ours = rows.get(OURS)
-                if name != task.name or at != budget or ours is None or ours.kept is None or ours.score in (None, 1.0):
+                own = rows.get(ours)
+                if name != task.name or at != budget or own is None or own.kept is None or own.score in (None, 1.0):
                     continue
-                others = [row.score or 0.0 for selector, row in rows.items() if selector != OURS]
+                others = [row.score or 0.0 for selector, row in rows.items() if selector != ours]
                 wrong.append((rank, -float(np.mean(others or [0.0])), item, budget))
         shown: set[str] = set()
         for _, _, item, budget in sorted(wrong):
             if item not in shown and item in items and len(shown) < WORST:
                 shown.add(item)
-                examples += _draw_wrong(task, items[item], budget, by_question[task.name, budget, item])
+                examples += _draw_wrong(task, items[item], budget, by_question[task.name, budget, item], ours)
     return examples
 
 
-def _draw_wrong(task: Task, number: int, budget: str, rows: Mapping[str, Record]) -> list[WrongAnswer]:
+def _draw_wrong(task: Task, number: int, budget: str, rows: Mapping[str, Record], ours: str) -> list[WrongAnswer]:
     item = task[number]
     try:
         opened = item.open()
     except MissingPicture:
         return []
     looks = []
-    for name in sorted(rows, key=lambda name: (name != OURS, name)):
+    for name in sorted(rows, key=lambda name: (name != ours, name)):
         row = rows[name]
         if row.kept is not None and row.grid is not None:
             looks.append((name, row.answer or "", _draw(opened, read_bits(row.kept, row.grid))))
     title = f"{task.name}, {write_budget(budget)}"
-    why = attribute(_add_seen(rows[OURS], item))
+    why = attribute(_add_seen(rows[ours], item))
     return [WrongAnswer(title, item.question, " | ".join(sorted(set(item.answers))), why, looks)]
 
 

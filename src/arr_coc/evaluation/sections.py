@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from arr_coc.evaluation.contenders import FULL, OURS
+from arr_coc.evaluation.contenders import FULL, find_ours
 from arr_coc.evaluation.statistics import FEWEST, MARGIN
 from arr_coc.evaluation.summary import HOLDS, OPPONENT, find_best, write_accuracy
 
@@ -35,6 +35,11 @@ def make_sections(summary: Mapping[str, Any], budgets: Sequence[str]) -> list[Se
     return [section for section in sections if section.rows]
 
 
+def ours_in(summary: Mapping[str, Any]) -> str:
+    """The contender that a report is about; see [`find_ours`]."""
+    return find_ours(row["selector"] for row in summary["rows"])
+
+
 def write_budget(budget: str) -> str:
     """A budget as tables show it: a share in percent, a number as it is."""
     return f"{100 * float(budget):g} %" if "." in budget else budget
@@ -56,6 +61,7 @@ def _rows_by(summary: Mapping[str, Any]) -> dict[str, dict[str, Mapping[str, Any
 
 
 def _glance(summary: Mapping[str, Any], budgets: Sequence[str]) -> Section:
+    ours = ours_in(summary)
     by_selector = _rows_by(summary)
     best = {
         budget: find_best({name: rows.get(budget, {}).get("accuracy") for name, rows in by_selector.items()})
@@ -78,7 +84,7 @@ def _glance(summary: Mapping[str, Any], budgets: Sequence[str]) -> Section:
         successes = "; ".join(
             f"{said}: {'all' if len(at) == len(budgets) else ', '.join(at)}" for said, at in achieved.items()
         )
-        shown = f"**{name}**" if name == OURS else name
+        shown = f"**{name}**" if name == ours else name
         body.append([shown, *cells, holds_at, successes])
     words = (
         "Mean accuracy over the tasks with answers, by the share (or number) of visual tokens that are read. The best "
@@ -101,17 +107,18 @@ def _mean(rows: Mapping[str, Mapping[str, Any]]) -> float:
 
 
 def _against(summary: Mapping[str, Any], budgets: Sequence[str]) -> Section:
+    ours = ours_in(summary)
     by_selector = _rows_by(summary)
     body = []
     for name, rows in sorted(by_selector.items(), key=lambda item: -_mean(item[1])):
-        differences = [rows.get(budget, {}).get(f"minus_{OURS}") for budget in budgets]
+        differences = [rows.get(budget, {}).get(f"minus_{ours}") for budget in budgets]
         if any(differences):
             body.append([name, *("" if each is None else _interval(each) for each in differences)])
     words = (
-        f"Accuracy minus that of `{OURS}` on the same questions, mean over the tasks, with 95 % intervals of a paired "
-        f"bootstrap. Below zero, `{OURS}` is better."
+        f"Accuracy minus that of `{ours}` on the same questions, mean over the tasks, with 95 % intervals of a paired "
+        f"bootstrap. Below zero, `{ours}` is better."
     )
-    return Section(f"Against {OURS}", words, ["selector", *map(write_budget, budgets)], body)
+    return Section(f"Against {ours}", words, ["selector", *map(write_budget, budgets)], body)
 
 
 def _read(summary: Mapping[str, Any], budgets: Sequence[str]) -> Section:
@@ -170,6 +177,7 @@ def _looking(task: str, by_selector: Mapping[str, Any], budgets: Sequence[str]) 
 
 
 def _cost(summary: Mapping[str, Any]) -> Section:
+    ours = ours_in(summary)
     body = []
     for row in summary["rows"]:
         times = row["times"]
@@ -193,12 +201,13 @@ def _cost(summary: Mapping[str, Any]) -> Section:
         "inside `prefill`. `decode` is one further token; it is blank where it cannot be told from the noise."
     )
     if faster:
-        words += f" Share of the comparable selectors that select faster than `{OURS}`: {faster}."
+        words += f" Share of the comparable selectors that select faster than `{ours}`: {faster}."
     stages = ["encode ms", "select ms", "prefill ms", "first token ms", "decode ms/token"]
     return Section("Cost", words, ["selector", "budget", "tokens", "sharp cells", *stages, "cache kB", "peak MB"], body)
 
 
 def _failing(summary: Mapping[str, Any]) -> Section:
+    ours = ours_in(summary)
     body = [
         [write_budget(budget), task, kind, str(count)]
         for budget, by in summary["failures"].items()
@@ -206,7 +215,7 @@ def _failing(summary: Mapping[str, Any]) -> Section:
         for kind, count in sorted(kinds.items(), key=lambda item: -item[1])
     ]
     words = (
-        f"Why `{OURS}` was wrong: *not seen* if less than half of the answer's own box was kept (the box of a value, "
+        f"Why `{ours}` was wrong: *not seen* if less than half of the answer's own box was kept (the box of a value, "
         "not of its label; every one of the boxes if all are needed, as to count), with the scorer that most preferred "
         "other places; otherwise *seen but misread*."
     )

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from arr_coc.evaluation.contenders import FULL, OURS
+from arr_coc.config import TRAINED, UNTRAINED
+from arr_coc.evaluation.contenders import FULL, SACCADE, find_ours
 from arr_coc.evaluation.metrics import LOOKED
 from arr_coc.evaluation.records import Record
 from arr_coc.evaluation.statistics import (
@@ -38,24 +39,25 @@ def summarise(
 
     Only items that every selector answered at every budget count, so that all rows compare the same questions.
     """
+    ours = find_ours(selectors)
     scores = _scores(records, "score", selectors, budgets)
     spent = {(row["selector"], row["budget"]): row for row in times}
     calls = [(name, budget) for name in selectors for budget in ([FULL] if name == FULL else budgets)]
     by_call: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for record in records:
         by_call[record.selector, record.budget].append(record)
-    made = (_row(name, budget, scores, spent, by_call[name, budget]) for name, budget in calls)
+    made = (_row(name, budget, ours, scores, spent, by_call[name, budget]) for name, budget in calls)
     rows = [row for row in made if row is not None]
     if not rows:
         raise ValueError("there is nothing to report: no record has these tasks, selectors and budgets")
     return {
         "items": {task: len(next(iter(by.values()))) for task, by in scores.items()},
         "rows": rows,
-        "tasks": {task: _task(by) for task, by in scores.items()},
+        "tasks": {task: _task(by, ours) for task, by in scores.items()},
         "looking": _looking(records, selectors, budgets),
         "gives_in": {name: _gives_in(rows, name) for name in selectors if name != FULL},
-        "failures": _failures(records, budgets),
-        "select_percentile": {budget: _percentile(spent, budget) for budget in budgets},
+        "failures": _failures(records, budgets, ours),
+        "select_percentile": {budget: _percentile(spent, budget, ours) for budget in budgets},
     }
 
 
@@ -82,6 +84,7 @@ def _values(scores: Scores, name: str, budget: str) -> dict[str, np.ndarray]:
 def _row(
     name: str,
     budget: str,
+    ours: str,
     scores: Scores,
     spent: Mapping[tuple[str, str], Mapping[str, Any]],
     records: Sequence[Record],
@@ -104,7 +107,7 @@ def _row(
     row["by_task"] = {task: round(float(values.mean()), 4) for task, values in answered.items()}
     row["questions"] = sum(map(len, answered.values()))
     differences: dict[str, Interval] = {}
-    for other, against in ((OURS, budget), (FULL, FULL), (OPPONENT, budget)):
+    for other, against in ((ours, budget), (FULL, FULL), (OPPONENT, budget)):
         theirs = _values(scores, other, against)
         if other != name and set(theirs) == set(answered):
             differences[other] = paired_difference_over_tasks(list(answered.values()), list(theirs.values()))
@@ -150,9 +153,9 @@ def _task(by: Mapping[tuple[str, str], Mapping[str, float]]) -> dict[str, Any]:
     for (name, budget), items in by.items():
         values = np.array(list(items.values()))
         means[name][budget] = {"mean": _rounded(mean_interval(values))}
-        ours = by.get((OURS, budget))
-        if name not in (OURS, FULL) and ours is not None:
-            means[name][budget]["minus_ours"] = _rounded(paired_difference(values, np.array(list(ours.values()))))
+        own = by.get((ours, budget))
+        if name not in (ours, FULL) and own is not None:
+            means[name][budget]["minus_ours"] = _rounded(paired_difference(values, np.array(list(own.values()))))
     best: dict[str, list[str]] = {}
     for budget in dict.fromkeys(budget for _, budget in by if budget != FULL):
         best[budget] = find_best({name: at[budget]["mean"][0] for name, at in means.items() if budget in at})
@@ -211,11 +214,11 @@ def _gives_in(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return None if share is None else round(share, 4)
 
 
-def _failures(records: Sequence[Record], budgets: Sequence[str]) -> dict[str, dict[str, dict[str, int]]]:
+def _failures(records: Sequence[Record], budgets: Sequence[str], ours: str) -> dict[str, dict[str, dict[str, int]]]:
     """Count why answers of our layer were wrong, by budget and task."""
     counts: dict[str, dict[str, Counter[str]]] = {budget: defaultdict(Counter) for budget in budgets}
     for record in records:
-        if record.selector == OURS and record.budget in counts and record.score is not None and record.score < 1:
+        if record.selector == ours and record.budget in counts and record.score is not None and record.score < 1:
             counts[record.budget][record.task][attribute(record)] += 1
     return {budget: {task: dict(kinds) for task, kinds in by.items()} for budget, by in counts.items()}
 
@@ -231,15 +234,16 @@ def attribute(record: Record) -> str:
     return "seen but misread"
 
 
-def _percentile(spent: Mapping[tuple[str, str], Mapping[str, Any]], budget: str) -> float | None:
+def _percentile(spent: Mapping[tuple[str, str], Mapping[str, Any]], budget: str, ours: str) -> float | None:
     """Share of the comparable selectors that select faster than our layer; plain rules do not count."""
     blind = ("random", "grid", "centre", "oracle", "downsample", "half-and-half")
-    no_peers = {OURS, f"{OURS}@saccade", "untrained", FULL, "fastv", *blind}
+    layers = (TRAINED, UNTRAINED)
+    no_peers = {*layers, *(f"{name}{SACCADE}" for name in layers), FULL, "fastv", *blind}
     peers: list[float] = [
         row["select_ms"] for (name, at), row in spent.items() if at == budget and name not in no_peers
     ]
-    ours = spent.get((OURS, budget), {}).get("select_ms")
-    if ours is None or not peers:
+    own = spent.get((ours, budget), {}).get("select_ms")
+    if own is None or not peers:
         return None
-    faster = sum(peer < float(ours) for peer in peers)
+    faster = sum(peer < float(own) for peer in peers)
     return round(faster / len(peers), 4)

@@ -20,7 +20,7 @@ from torch import nn
 from transformers.utils.import_utils import is_torchvision_available
 from transformers.video_processing_utils import VideoProcessorMixin
 
-from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, EMBEDDED_SELECTOR, ARRCOCConfig
+from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, EMBEDDED_SELECTOR, TRAINED, UNTRAINED, ARRCOCConfig
 from arr_coc.families.family import family_class
 from arr_coc.families.leaner_layers import PatchProjection
 from arr_coc.inference.clips import Qwen2VLClips, Qwen3VLClips
@@ -161,7 +161,7 @@ def load_model(directory_or_id: str | Path, **kwargs: Any) -> nn.Module:
     listed = {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
     model, report = _load(transformers.AutoModelForImageTextToText, directory_or_id, {**kwargs, **listed})
     _check_report(directory_or_id, report)
-    if str(directory_or_id) in (EMBEDDED, EMBEDDED_MODEL):  # nobody else's model is changed
+    if _is_embedded(directory_or_id):  # nobody else's model is changed
         model.model.visual.patch_embed.proj.__class__ = PatchProjection  # the same weights under the same names
     opened: nn.Module = model.eval()
     return opened
@@ -285,7 +285,7 @@ def tuned_base(place: str | Path) -> str | None:
 
 def has_adapter(selector: str | Path | Selector | None, **hub: Any) -> bool:
     """Whether a selector was trained with LoRA on its base model; the adapter is then saved beside it."""
-    if not isinstance(selector, str | Path) or str(selector) in (*list_selectors(), EMBEDDED):
+    if not isinstance(selector, str | Path) or str(selector) in (*selector_names(), EMBEDDED):
         return False
     try:
         find_file(selector, f"{ADAPTER}/adapter_config.json", hub)
@@ -321,11 +321,12 @@ def find_base(
 ) -> tuple[str | Path, str | Path | Selector | None]:
     """The base model and the selector to load, if either was left out."""
     if base is not None:
+        if isinstance(selector, str | Path) and str(selector) == TRAINED and not _is_embedded(base):
+            raise _not_trained(base)  # before its weights are read
         if selector is not None or recorded_base(base, **hub) is None:
             return base, selector
         selector = base
-    names = [*list_selectors(), EMBEDDED]
-    if selector is None or isinstance(selector, Selector) or str(selector) in names:
+    if selector is None or isinstance(selector, Selector) or str(selector) in (*selector_names(), EMBEDDED):
         return EMBEDDED, selector
     if not isinstance(selector, str | Path):
         raise TypeError(f"`selector` must be a name, a directory, a Hub id or a selector, got {selector!r}")
@@ -339,8 +340,51 @@ def find_base(
 def find_names(base: str | Path | None, selector: str | Path | None) -> tuple[str, str]:
     """Names of the base model and the selector to load, if either was left out."""
     model, chosen = find_base(base, selector)
-    name = EMBEDDED if str(model) in (EMBEDDED, EMBEDDED_MODEL) else str(model)
-    return name, str(chosen or (EMBEDDED if name == EMBEDDED else "arr-coc"))
+    if not _is_embedded(model):
+        return str(model), str(chosen or UNTRAINED)
+    return EMBEDDED, current_name(str(chosen or TRAINED))
+
+
+def selector_names(embedded: bool = True) -> list[str]:
+    """Names of selectors for the embedded model, or for one that no selector was trained for."""
+    return [TRAINED, *list_selectors()] if embedded else list_selectors()
+
+
+def current_name(selector: str) -> str:
+    """The name of a selector for the embedded model, whose trained one may also be called `"embedded"`.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.inference.load import current_name
+    >>> current_name("embedded"), current_name("grid")
+    ('arr-coc', 'grid')
+
+    ```
+    """
+    return TRAINED if selector == EMBEDDED else selector
+
+
+def is_embedded(model: nn.Module) -> bool:
+    """Whether this is the model that comes with the package."""
+    return getattr(model.config, "name_or_path", None) == EMBEDDED_MODEL
+
+
+def find_trained(model: nn.Module) -> str:
+    """The directory of the selector that was trained for a model; `ValueError` if there is none."""
+    if not is_embedded(model):
+        raise _not_trained(getattr(model.config, "name_or_path", None) or "this model")
+    return EMBEDDED_SELECTOR
+
+
+def _not_trained(base: str | Path) -> ValueError:
+    return ValueError(
+        f"no selector was trained for {base}; use {UNTRAINED}, or give the directory or Hub id of a trained one"
+    )
+
+
+def _is_embedded(base: str | Path) -> bool:
+    return str(base) in (EMBEDDED, EMBEDDED_MODEL)
 
 
 def _is_bare_name(place: str | Path) -> bool:
@@ -351,7 +395,7 @@ def _is_bare_name(place: str | Path) -> bool:
 def _check_place(selector: str | Path) -> None:
     """Raise `ValueError` unless this is the name of a selector, a directory, or has the form of a Hub id."""
     if _is_bare_name(selector) and str(selector) != EMBEDDED:
-        names = ", ".join([*list_selectors(), EMBEDDED])
+        names = ", ".join(selector_names())
         raise UnknownSelectorError(f"no selector is named {str(selector)!r}; use {names}, a directory or a Hub id")
 
 
@@ -360,22 +404,25 @@ def load_selector(selector: str | Path | Selector | None, model: nn.Module, **hu
 
     Args:
         selector (`str`, `Path` or selector, *optional*): a registered name, a directory, a Hub id, or a selector
-            object; `"embedded"` is the one trained for the embedded model, `"arr-coc"` an untrained layer. The default
-            is `"embedded"` for the embedded model and `"arr-coc"` for others.
+            object; `"arr-coc"` is the one that was trained for the model, which the embedded model has,
+            `"arr-coc-untrained"` the layer before training. The default is `"arr-coc"` for the embedded model and
+            `"arr-coc-untrained"` for others.
         model (`nn.Module`): the model whose tokens it will choose.
         hub: as in [`load_processor`].
     """
     loaded: Any
-    if selector is None and getattr(model.config, "name_or_path", None) == EMBEDDED_MODEL:
-        selector = EMBEDDED
+    if selector is None and is_embedded(model):
+        selector = TRAINED
     if selector is None:
         _warn_untrained()
-        selector = "arr-coc"
+        selector = UNTRAINED
     if isinstance(selector, Selector):
         loaded = selector
     elif not isinstance(selector, str | Path):
         raise TypeError(f"`selector` must be a name, a directory, a Hub id or a selector, got {selector!r}")
-    elif str(selector) == "arr-coc":
+    elif str(selector) == TRAINED:
+        loaded = ARRCOCLayer.from_pretrained(find_trained(model))
+    elif str(selector) == UNTRAINED:
         loaded = ARRCOCLayer(ARRCOCConfig.for_model(model)).eval()
     elif str(selector) in list_selectors():
         loaded = create_selector(str(selector))

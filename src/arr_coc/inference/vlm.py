@@ -208,9 +208,10 @@ class ARRCOCQwen(nn.Module):
             base (`str` or `Path`, *optional*): directory or Hub id of a supported model, or of a selector, to load the
                 model it was trained for. The default, also called `"embedded"`, is the embedded model.
             selector (`str`, `Path` or selector, *optional*): a registered name, a directory, a Hub id, or a selector
-                object. The default is the embedded model's own selector; for other models it is the untrained layer,
-                with a warning in the log. A selector trained with LoRA also loads its adapter; one trained with the
-                model's last layers also loads that model.
+                object. `"arr-coc"` is the one that was trained for the model, which the embedded model has;
+                `"arr-coc-untrained"` is the layer before training, for any model. The default is the first for the
+                embedded model and the second for others, with a warning in the log. A selector trained with LoRA
+                also loads its adapter; one trained with the model's last layers also loads that model.
             mode, budget, query_layers, on_error, gaze: as in [`prepare`].
             graphs (`bool`, *optional*, defaults to `True`): as in [`attach`].
             dtype, device_map, attn_implementation, revision: of the model, as in transformers; the embedded model is

@@ -309,5 +309,5 @@ def _scale(selection: Selection, mode: Mode) -> Tensor | None:
     if mode != "weight":
         return selection.gate
     if selection.output is None:
-        raise ValueError("mode 'weight' scales by relevance, which this selector does not compute; use 'arr-coc'")
+        raise ValueError("mode 'weight' scales by relevance, which this selector does not compute; use arr-coc")
     return selection.output.relevance.flatten()

@@ -35,7 +35,7 @@ class SmallerPicture(Pruning):
 
     def __init__(self, family: Family, inputs: Inputs, settings: Settings, selector: PictureSelector) -> None:
         if settings.mode == "weight":
-            raise ValueError("mode 'weight' scales by relevance, which this selector does not compute; use 'arr-coc'")
+            raise ValueError("mode 'weight' scales by relevance, which this selector does not compute; use arr-coc")
         super().__init__(family, inputs, settings, selector.beside or FullSelector())
         self.resizer = selector
         self.shared = None  # smaller pictures are encoded anew: their size depends on the budget

@@ -38,6 +38,7 @@ class PretrainedModule(nn.Module):
     """A module with a config that can be saved, loaded and pushed to the Hub."""
 
     config: ARRCOCConfig
+    trained: bool = False  # whether its weights were loaded
 
     def num_parameters(self) -> int:
         """Number of parameters."""
@@ -94,6 +95,7 @@ class PretrainedModule(nn.Module):
                 f"{weights_path} does not fit its {CONFIG_NAME}: see {', '.join(wrong[:4])}; save it again"
             )
         module.load_state_dict(state)
+        module.trained = True
         return module.to(device).eval()
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | bool | None = None) -> str:

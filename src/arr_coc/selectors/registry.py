@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from arr_coc.config import TRAINED, UNTRAINED
+from arr_coc.runtime.hub import PretrainedModule
 from arr_coc.selectors.contract import LanguageSelector, PictureSelector, Selector, TokenSelector
 
 SelectorT = TypeVar("SelectorT", bound=type[TokenSelector] | type[PictureSelector] | type[LanguageSelector])
@@ -35,6 +37,8 @@ def register_selector(name: str) -> Callable[[SelectorT], SelectorT]:
     """
 
     def register(cls: SelectorT) -> SelectorT:
+        if name == TRAINED:
+            raise ValueError(f"{name!r} is the selector that was trained for a model; choose another name")
         if name in _REGISTRY:
             raise ValueError(
                 f"a selector named {name!r} is already registered ({_REGISTRY[name].__name__}); choose another name"
@@ -46,7 +50,9 @@ def register_selector(name: str) -> Callable[[SelectorT], SelectorT]:
 
 
 def create_selector(name: str, **kwargs: Any) -> Any:
-    """Make a registered selector.
+    """Make a registered selector; `arr-coc-untrained` needs a `config`.
+
+    `arr-coc` is the selector that was trained for a model, and is opened with it: see [`ARRCOCQwen.from_pretrained`].
 
     Example:
 
@@ -60,6 +66,11 @@ def create_selector(name: str, **kwargs: Any) -> Any:
 
     ```
     """
+    if name == TRAINED:
+        raise UnknownSelectorError(
+            f"{TRAINED!r} was trained for a model and comes with it; use ARRCOCQwen.from_pretrained().selector, "
+            f"or {UNTRAINED!r}"
+        )
     if name not in _REGISTRY:
         raise UnknownSelectorError(f"no selector is named {name!r}; there are {', '.join(list_selectors())}")
     cls = _REGISTRY[name]
@@ -71,13 +82,15 @@ def create_selector(name: str, **kwargs: Any) -> Any:
 
 
 def list_selectors() -> list[str]:
-    """Names of all registered selectors.
+    """Names of all selectors that fit any model, which are those that [`create_selector`] makes.
+
+    `arr-coc`, the selector that was trained for a model, comes with its model and is not among them.
 
     Example:
 
     ```python
     >>> from arr_coc import list_selectors
-    >>> {"arr-coc", "centre", "grid", "random"} <= set(list_selectors())
+    >>> {"arr-coc-untrained", "centre", "grid", "random"} <= set(list_selectors())
     True
 
     ```
@@ -86,6 +99,8 @@ def list_selectors() -> list[str]:
 
 
 def selector_name(selector: Selector) -> str:
-    """The registered name of a selector, or the name of its class if it has none."""
+    """The registered name of a selector, or the name of its class if it has none; `arr-coc` if it was trained."""
+    if isinstance(selector, PretrainedModule) and selector.trained:
+        return TRAINED
     names = [name for name, cls in _REGISTRY.items() if type(selector) is cls]
     return names[0] if names else type(selector).__name__

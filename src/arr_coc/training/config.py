@@ -46,7 +46,8 @@ class TrainConfig:
         base (`str`, *optional*, defaults to `"embedded"`):
             Directory or Hub id of the model.
         start (`str` or `Path`, *optional*):
-            Selector to start from, such as that of stage `proxy`; by default an untrained layer.
+            Selector to start from: a directory, such as that of stage `proxy`, or `arr-coc`, which was trained for the
+            embedded model; by default `arr-coc-untrained`.
         steps (`int`, *optional*, defaults to 1000):
             Steps of the optimizer.
         batch_size (`int`, *optional*, defaults to 32):

@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from arr_coc.config import ARRCOCConfig
+from arr_coc.config import EMBEDDED, TRAINED, UNTRAINED, ARRCOCConfig
+from arr_coc.inference.load import find_trained
 from arr_coc.realizing import ARRCOCLayer
 
 
@@ -38,9 +39,10 @@ class Stage:
 def open_layer(model: Any, start: str | Path | None) -> ARRCOCLayer:
     """The layer that learns: untrained, or one to start from, which must fit the model."""
     config = ARRCOCConfig.for_model(model)
-    if start is None:
+    if start is None or str(start) == UNTRAINED:
         return ARRCOCLayer(config)
-    layer = ARRCOCLayer.from_pretrained(start)
+    place = find_trained(model) if str(start) in (TRAINED, EMBEDDED) else start
+    layer = ARRCOCLayer.from_pretrained(place)
     for name in ("hidden_size", "cell_pixels"):
         given, wanted = getattr(layer.config, name), getattr(config, name)
         if given != wanted:
