@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from arr_coc.data.worlds import list_worlds
-from arr_coc.evaluation.contenders import FULL
-from arr_coc.evaluation.records import RECORDS, RUN, TIMES, Record
+from arr_coc.evaluation.contenders import FULL, find_ours
+from arr_coc.evaluation.records import RECORDS, RUN, TIMES, Record, name_today
 from arr_coc.evaluation.report import find_worst, write_page, write_tables
 from arr_coc.evaluation.run import DRAWN
 from arr_coc.evaluation.scoring import METRICS
@@ -32,8 +32,10 @@ def read_lines(text: str) -> list[dict[str, Any]]:
 
 
 def read_records(folder: Path) -> list[Record]:
-    """The records of a committed run."""
-    return [Record(**row) for row in read_lines(gzip.decompress((folder / f"{RECORDS}.gz").read_bytes()).decode())]
+    """The records of a committed run, with the names of today."""
+    model = json.loads((folder / RUN).read_text(encoding="utf-8"))["model"]
+    rows = read_lines(gzip.decompress((folder / f"{RECORDS}.gz").read_bytes()).decode())
+    return [Record(**{**row, "selector": name_today(row["selector"], model)}) for row in rows]
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
@@ -79,7 +81,8 @@ def main() -> None:
         summary = make_summary(folder, records)
         write_tables(folder, summary, budgets)
         if (folder / "report.html").exists():
-            write_page(folder, summary, budgets, find_worst(records, open_worlds(summary, records), budgets))
+            ours = find_ours(row["selector"] for row in summary["rows"])
+            write_page(folder, summary, budgets, find_worst(records, open_worlds(summary, records), budgets, ours))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from looking import probe_auc, where_auc
 from PIL import Image
 
 from arr_coc import load_processor
-from arr_coc.config import EMBEDDED
+from arr_coc.config import EMBEDDED, TRAINED, UNTRAINED
 from arr_coc.data.coco import photo_examples, presence_examples, read_photos
 from arr_coc.data.example import Example
 from arr_coc.data.worlds import make_example, split_seed
@@ -41,27 +41,30 @@ BARS = {
 }
 PRESENCE, WORDINGS, STRANGERS = 0.83, 0.03, 69  # right answers, their loss in POPE's wording, pictures of 70
 CHOSEN = ("color", "count_shape", "relation", "read", "camouflage", "page_value", "two_ends", "form_value", "needle")
-SELECTORS = ("arr-coc", "embedded", "random", "oracle")  # the first is the untrained layer
+SELECTORS = (UNTRAINED, TRAINED, "random", "oracle")
 BUDGETS = (0.25, 0.125, 0.06)
 LEARNED = 2000  # photographs that a linear probe is fitted on
 
 
 class Check:
-    """A model, and what was found out about it so far."""
+    """A model, the selector that was trained for it if there is one, and what was found out about it so far."""
 
-    def __init__(self, directory: str, device: str, out: Path | None, given: dict[str, Any]) -> None:
+    def __init__(
+        self, directory: str, device: str, out: Path | None, given: dict[str, Any], trained: str | None = None
+    ) -> None:
         self.processor = load_processor(directory)
         self.model = load_model(directory, dtype=torch.float32).to(device)
-        self.out = out
+        self.out, self.trained = out, TRAINED if trained is None and directory == EMBEDDED else trained
         self.found: dict[str, Any] = {"given": given, "exact": {}, "others": {}}
         if out is not None and out.exists():
-            self.found |= json.loads(out.read_text())
+            self.found |= read_figures(out)
         if self.found["given"] != given:
             raise typer.BadParameter(f"{out} has figures of {self.found['given']}, not of {given}; give another --out")
 
     def share(self, samples: list[Example], selector: str | None = None, budget: float | None = None) -> float:
         """Share of exact answers."""
-        chosen = None if selector is None else load_selector(selector, self.model)
+        named = self.trained if selector == TRAINED else selector
+        chosen = None if named is None else load_selector(named, self.model)
         answers = answer_examples(self.model, self.processor, samples, chosen, budget)
         return round(exact_match(samples, answers), 4)
 
@@ -75,6 +78,17 @@ class Check:
             if self.out is not None:
                 write_aside(self.out, json.dumps(self.found, indent=1) + "\n")
         return known[name]
+
+
+def read_figures(file: Path) -> dict[str, Any]:
+    """What was measured; files without `arr-coc-untrained` call it `arr-coc`, and the trained one `embedded`."""
+    found: dict[str, Any] = json.loads(file.read_text())
+    pruned = found.get("pruned", {})
+    if pruned and not any(f", {UNTRAINED}, " in name for name in pruned):
+        today = {TRAINED: UNTRAINED, EMBEDDED: TRAINED}
+        rows = ((*name.split(", "), share) for name, share in pruned.items())
+        found["pruned"] = {f"{kind}, {today.get(who, who)}, {budget}": share for kind, who, budget, share in rows}
+    return found
 
 
 def draw(world: str, kind: str, count: int) -> list[Example]:
@@ -147,6 +161,9 @@ def failures(found: dict[str, Any], first: dict[str, Any] | None) -> list[str]:
 
 def main(
     model: Annotated[Path | None, typer.Option(help="Directory of a model. [default: the embedded one]")] = None,
+    selector: Annotated[
+        Path | None, typer.Option(help="Selector trained for the model. [default: the embedded model's own, else none]")
+    ] = None,
     n: Annotated[int, typer.Option(help="Samples of a kind.")] = 500,
     pruned: Annotated[int, typer.Option(help="Samples of a kind for each selector and budget.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Where the JSON goes, and what is already known.")] = None,
@@ -157,22 +174,26 @@ def main(
     first: Annotated[Path | None, typer.Option(help="Figures of the first edition, to compare with.")] = None,
 ) -> None:
     name = EMBEDDED if model is None else model.name
+    trained = None if selector is None else str(selector)
     known = [kind for part in COURSES["all"] for kind in part.kinds if kind[0] != "photos"]
     wanted = kinds.split(",") if kinds else [kind for _, kind in known]
     if unknown := sorted(set(wanted) - {kind for _, kind in known}):
         raise typer.BadParameter(f"no kind is named {', '.join(unknown)}; there are {', '.join(k for _, k in known)}")
-    check = Check(str(model or EMBEDDED), device, out, {"model": name, "samples": n, "pruned": pruned})
+    given = {"model": name, "samples": n, "pruned": pruned, **({} if trained is None else {"selector": trained})}
+    check = Check(str(model or EMBEDDED), device, out, given, trained)
     for world, kind in known:
         if kind not in wanted:
             continue
         check.measure("exact", kind, lambda world=world, kind=kind: check.share(draw(world, kind, n)))
         if not pruned or kind not in CHOSEN:
             continue
-        for selector in SELECTORS:
+        for name in SELECTORS:
+            if name == TRAINED and check.trained is None:
+                continue
             for budget in BUDGETS:
-                name = f"{kind}, {selector}, {budget:g}"
-                samples = (draw, (world, kind, pruned), (selector, budget))
-                check.measure("pruned", name, lambda given=samples: check.share(given[0](*given[1]), *given[2]))
+                samples = (draw, (world, kind, pruned), (name, budget))
+                row = f"{kind}, {name}, {budget:g}"
+                check.measure("pruned", row, lambda given=samples: check.share(given[0](*given[1]), *given[2]))
     check.measure("others", "strangers", lambda: check.share(strangers()))
     if photos is not None:
         check_photos(check, photos)
@@ -180,7 +201,7 @@ def main(
         check.processor.image_processor.size = {"shortest_edge": 128**2, "longest_edge": 2048**2}
         samples = [make_example("needles", split_seed("test", index), None, (2048, 2048)) for index in range(large)]
         check.measure("others", f"needles of 2048 pixels, {large}", lambda: check.share(samples))
-    short = failures(check.found, None if first is None else json.loads(first.read_text()))
+    short = failures(check.found, None if first is None else read_figures(first))
     print("\n".join(short) or "everything holds")
     raise typer.Exit(int(bool(short)))
 

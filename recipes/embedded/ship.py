@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from check import BUDGETS, CHOSEN, LEARNED
+from check import BUDGETS, CHOSEN, LEARNED, SELECTORS, read_figures
 
 TARGET = Path(__file__).parents[2] / "src" / "arr_coc" / "assets" / "embedded"
 MOST_BYTES, MOST_SHARD = 24_000_000, 12_000_000
@@ -96,8 +96,8 @@ Exact answers in mean over {chosen}, {pruned} samples each:
 
 {pruned_rows}
 
-"oracle" is told where the answer is; "arr-coc, untrained" is the layer before training, "arr-coc, trained" the selector
-that was trained for the edition.
+"oracle" is told where the answer is; "arr-coc-untrained" is the layer before training, "arr-coc" the selector that was
+trained for the edition.
 """
 
 
@@ -141,19 +141,18 @@ def known(first: dict[str, Any]) -> list[str]:
 
 def prune_rows(found: dict[str, Any], first: dict[str, Any]) -> str:
     """A table of selectors and shares of the tokens, for both editions."""
-    titles = {"arr-coc": "arr-coc, untrained", "embedded": "arr-coc, trained", "random": "random", "oracle": "oracle"}
     lines = [
         "| tokens kept | " + " | ".join(f"{budget:.1%}" for budget in BUDGETS for _ in range(2)) + " |",
         "|---|" + "---|" * (2 * len(BUDGETS)),
         "| edition | " + " | ".join(["this | the first"] * len(BUDGETS)) + " |",
     ]
-    for selector, title in titles.items():
+    for selector in SELECTORS:
         shares = [
             mean(figures["pruned"][f"{kind}, {selector}, {budget:g}"] for kind in known(first))
             for budget in BUDGETS
             for figures in (found, first)
         ]
-        lines.append(f"| {title} | " + " | ".join(map(value, shares)) + " |")
+        lines.append(f"| {selector} | " + " | ".join(map(value, shares)) + " |")
     return "\n".join(lines)
 
 
@@ -167,7 +166,7 @@ def main(
     if max(sizes) > MOST_SHARD or sum(sizes) > MOST_BYTES:
         raise typer.BadParameter(f"{sum(sizes):,} bytes, the largest file {max(sizes):,}: too large to ship")
     parameters = sum(size for path, size in zip(files, sizes, strict=True) if path.suffix == ".safetensors") / 2
-    card = describe(json.loads(figures.read_text()), json.loads(first.read_text()), parameters / 1e6)
+    card = describe(read_figures(figures), read_figures(first), parameters / 1e6)
     aside = TARGET.with_name(".embedded")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)

@@ -15,7 +15,7 @@ import typer
 
 from arr_coc import ARRCOCLayer, ARRCOCQwen, VisualQuery, create_selector
 from arr_coc.balancing import SCORES, TENSIONS
-from arr_coc.config import EMBEDDED
+from arr_coc.config import EMBEDDED, UNTRAINED
 from arr_coc.data.boxes import cells_inside, clip_box
 from arr_coc.data.coco import read_class_questions
 from arr_coc.data.example import group_by_picture
@@ -216,8 +216,8 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Where the JSON goes.")] = None,
 ) -> None:
     vlm = ARRCOCQwen.from_pretrained(base, str(selector), dtype=torch.float32, device_map=device)
-    untrained = load_selector("arr-coc", vlm.model).to(device)
-    layers = {"selector": vlm.selector, "untrained": untrained}
+    untrained = load_selector(UNTRAINED, vlm.model).to(device)
+    layers = {"selector": vlm.selector, UNTRAINED: untrained}
     found: dict[str, Any] = json.loads(out.read_text()) if out is not None and out.exists() else {}
     found["samples"] = n
     if "looking" in parts:
@@ -247,9 +247,9 @@ def looking(
     features, weights = {}, weights_key(vlm.model)
     for name, open_examples in sources.items():
         place = str({"photos": photos, "expressions": expressed}.get(name, name))
-        folder = cache / features_key(weights, vlm.processor, layers["untrained"], place, n, "check")
+        folder = cache / features_key(weights, vlm.processor, layers[UNTRAINED], place, n, "check")
         if not (folder / INDEX).exists():
-            write_features(folder, vlm.model, vlm.processor, layers["untrained"], open_examples())
+            write_features(folder, vlm.model, vlm.processor, layers[UNTRAINED], open_examples())
         features[name] = Features(folder)
         found["overlap"][name] = look(layers, features[name])
         print("overlap", name, found["overlap"][name], flush=True)

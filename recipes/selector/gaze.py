@@ -17,7 +17,7 @@ import torch
 import typer
 
 from arr_coc import ChatTokens, Gaze, create_selector, prepare
-from arr_coc.config import EMBEDDED
+from arr_coc.config import EMBEDDED, TRAINED, UNTRAINED
 from arr_coc.data.example import Example
 from arr_coc.data.worlds import make_example, split_seed
 from arr_coc.evaluation.answers import answer_examples, exact_match
@@ -130,7 +130,7 @@ def rivals(bench: Bench) -> None:
         bench.row("rivals", "half-and-half", world, create_selector("half-and-half", selector=bench.selector))
         bench.row("rivals", "prune", world, bench.selector)
         bench.gaze("rivals", "saccade", [world])
-        bench.gaze("rivals", "saccade, untrained", [world], load_selector("arr-coc", bench.model).to(bench.device))
+        bench.gaze("rivals", f"saccade, {UNTRAINED}", [world], load_selector(UNTRAINED, bench.model).to(bench.device))
         oracle = create_selector("oracle")
         bench.gaze("rivals", "saccade, oracle", [world], oracle)
 
@@ -176,7 +176,7 @@ TABLES: dict[str, Callable[[Bench], None]] = {
 
 
 def main(
-    selector: Annotated[str, typer.Option(help="Name or directory of the selector.")] = EMBEDDED,
+    selector: Annotated[str, typer.Option(help="Name or directory of the selector.")] = TRAINED,
     base: Annotated[str, typer.Option(help="Directory of the model.")] = EMBEDDED,
     n: Annotated[int, typer.Option(help="Samples of a world.")] = 100,
     tables: Annotated[str, typer.Option(help="Which tables, with commas.")] = ",".join(TABLES),

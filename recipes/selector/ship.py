@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from arr_coc.balancing import SCORES, TENSIONS
+from arr_coc.config import TRAINED, UNTRAINED
 
 TARGET = Path(__file__).parents[2] / "src" / "arr_coc" / "assets" / "selector"
 MOST_BYTES = 2_000_000
@@ -45,14 +46,14 @@ Exact answers, averaged over {n} scenes and {n} camouflage samples at 512 pixels
 |---|{rules}---|---|
 {answers}
 
-"oracle" is told where the answer is, "untrained" is the layer before training, the others ignore the question;
+"oracle" is told where the answer is, "arr-coc-untrained" is the layer before training, the others ignore the question;
 "downsample" reads a smaller picture with the same number of tokens.
 
 ## Where it looks
 
 Overlap: intersection over union of the boxes' cells and the same number of most relevant cells.
 
-| | this selector | untrained | random |
+| | this selector | arr-coc-untrained | random |
 |---|---|---|---|
 {overlap}
 
@@ -97,7 +98,7 @@ def main(
     minutes: Annotated[str, typer.Option(help="How long it took, on what.")] = "in minutes",
     first: Annotated[list[Path] | None, typer.Option(help="Directories of the runs it went on from, in order.")] = None,
 ) -> None:
-    found = json.loads(figures.read_text())
+    found = json.loads(figures.read_text().replace('"untrained"', f'"{UNTRAINED}"'))  # its older name
     runs = [json.loads((one / "run.json").read_text()) for one in (*(first or ()), selector)]
     size = sum((selector / name).stat().st_size for name in FILES)
     if size > MOST_BYTES:
@@ -129,15 +130,15 @@ def card(found: dict[str, Any], runs: list[dict[str, Any]], verdict: str, size: 
     return CARD.format(
         parameters=size // 4, minutes=minutes,
         command="\n".join(" \\\n    ".join(_lines(command)) for command in commands),
-        n=found["samples"], full=found["answers"]["full"], names=" | ".join(names),
-        rules="---|" * len(names),
+        n=found["samples"], full=found["answers"]["full"],
+        names=" | ".join(TRAINED if name == "selector" else name for name in names), rules="---|" * len(names),
         answers="\n".join(
             f"| {float(share):.1%} | " + " | ".join(f"{row[name]['all']:.3f}" for name in names)
             + f" | {row['share of oracle']:.3f} | {row['share of full']:.3f} |"
             for share, row in rows.items()
         ),
         overlap="\n".join(
-            f"| {name} | " + " | ".join(f"{row[key]:.3f}" for key in ("selector", "untrained", "random")) + " |"
+            f"| {name} | " + " | ".join(f"{row[key]:.3f}" for key in ("selector", UNTRAINED, "random")) + " |"
             for name, row in found["overlap"].items()
         ),
         wins=", ".join(f"{row['wins']:.1%}" for row in wins.values()),
@@ -160,7 +161,7 @@ def card(found: dict[str, Any], runs: list[dict[str, Any]], verdict: str, size: 
 
 def _best_blind(coverage: dict[str, float]) -> str:
     """The rule that covers most without knowing the question."""
-    return max((name for name in coverage if name not in ("selector", "untrained")), key=coverage.__getitem__)
+    return max((name for name in coverage if name not in ("selector", UNTRAINED)), key=coverage.__getitem__)
 
 
 def _command(run: dict[str, Any], place: int, count: int) -> list[str]:

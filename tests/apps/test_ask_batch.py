@@ -241,7 +241,7 @@ def test_answers_of_other_settings_are_not_mixed(ask, tmp_path):
     assert ask("--out", "answers.jsonl").exit_code == 0
     result = ask("--out", "answers.jsonl", "--mode", "full")
     assert result.exit_code == 2
-    assert "answers.jsonl was started with selector 'arr-coc', got None" in result.stderr
+    assert "answers.jsonl was started with selector 'arr-coc-untrained', got None" in result.stderr
 
 
 def test_a_question_needs_a_picture_or_a_file():

@@ -408,7 +408,7 @@ def test_ask_as_json_has_these_fields(pictures, checkpoint):
         *("model", "selector"),
     ]
     assert facts["tokens"] == {"full": 256, "used": 40}
-    assert (facts["mode"], facts["budget"], facts["selector"]) == ("prune", 40, "arr-coc")
+    assert (facts["mode"], facts["budget"], facts["selector"]) == ("prune", 40, "arr-coc-untrained")
     assert set(facts["weights"]) == SCORES
     assert set(facts["tensions"]) == TENSIONS
     assert set(facts["timings_ms"]) == {"encode", "select", "prefill", "decode"}
@@ -474,7 +474,7 @@ def ask_embedded(*arguments):
 def test_ask_says_what_happened_in_every_mode():
     pruned = ask_embedded("--overlay", "seen.png", "-v")
     assert pruned.stdout.startswith("WZZTC\n")
-    assert rows_of(pruned.stdout[6:])["model"] == "embedded, selector embedded (trained)"
+    assert rows_of(pruned.stdout[6:])["model"] == "embedded, selector arr-coc"
     assert pruned.stderr == SCOPE + "\n"
     full = ask_embedded("--mode", "full")
     assert full.stdout.startswith("WZZTC\n")

@@ -284,7 +284,7 @@ def test_votes_are_lines_of_a_file(engine, snapshot, tmp_path):
     assert [row["vote"] for row in rows] == ["a", "both"]
     assert rows[0]["question"] == PURPLE
     assert (rows[0]["model"], rows[0]["budget"], len(rows[0]["picture"])) == ("embedded", 0.25, 64)
-    assert rows[0]["a"] == {"selector": "embedded", "answer": "WZZTC", "tokens": 35, "full": 140}
+    assert rows[0]["a"] == {"selector": "arr-coc", "answer": "WZZTC", "tokens": 35, "full": 140}
 
 
 @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ def test_no_picture_is_read_but_an_uploaded_one(served):
     address, folder = served
     Image.new("RGB", (64, 64), "red").save(folder / "private.png")
     for path in (folder / "private.png", folder / "nothing.png", "/etc/passwd", SHAPES):
-        for name, given in (("ask", ["prune", 25, False, 0]), ("compare", ["embedded", "grid", 25])):
+        for name, given in (("ask", ["prune", 25, False, 0]), ("compare", ["arr-coc", "grid", 25])):
             said = call(address, name, {"path": str(path)}, "what is it?", *given)
             assert "event: error" in said
             assert "is a picture" not in said  # the same whether it is there or not
@@ -478,7 +478,7 @@ def test_mistakes_leave_the_page_up(served):
         assert expected in found[0]
     found = client.predict(handle_file(str(SHAPES)), PURPLE, "prune", 25, False, 0.5, api_name="/ask")
     assert "WZZTC" in found[1]
-    found = client.predict(handle_file(str(SHAPES)), PURPLE, "embedded", "no/where", 25, api_name="/compare")
+    found = client.predict(handle_file(str(SHAPES)), PURPLE, "arr-coc", "no/where", 25, api_name="/compare")
     assert "is neither a directory nor a selector" in found[0]
 
 

@@ -88,7 +88,7 @@ def test_answers_are_those_of_asking_one_by_one(finished):
     samples = [make_example("scenes", split_seed("test", number), None, (256, 256)) for number in range(3)]
     rows = [row for row in read_lines(finished / RECORDS) if row["task"] == "scenes" and row["budget"] == "0.25"]
     for name, selector in (
-        ("arr-coc", load_selector("embedded", model)),
+        ("arr-coc", load_selector("arr-coc", model)),
         ("downsample", create_selector("downsample")),
     ):
         expected = answer_examples(model, processor, samples, selector, 0.25, batch_size=1)
@@ -209,7 +209,8 @@ def test_a_mistake_is_one_line(arguments, said, tmp_path):
 
 
 def test_all_is_every_registered_selector():
-    assert set(known_contenders()) == {*list_selectors(), "untrained", "arr-coc@saccade"}
+    assert set(known_contenders()) == {*list_selectors(), "arr-coc", "arr-coc@saccade"}
+    assert set(known_contenders(embedded=False)) == {*list_selectors(), "arr-coc-untrained@saccade"}
     assert parse_budgets("0.5,64") == ["0.5", "64"]
     assert write_budget("0.125") == "12.5 %"
 
@@ -274,7 +275,7 @@ def test_clips_and_pictures_are_answered_together_as_one_by_one(mixed):
     wanted = [(grid, list(example.boxes)) for grid, example in zip(grids, mixed, strict=True)]
     assert selector.told == [wanted[1], wanted[0], wanted[2], *wanted]  # selectors see pictures before clips
     with pytest.raises(ValueError, match="mode 'saccade' takes still pictures only; for clips use mode 'prune'"):
-        answer_examples(model, processor, mixed, load_selector("embedded", model), mode="saccade")
+        answer_examples(model, processor, mixed, load_selector("arr-coc", model), mode="saccade")
 
 
 def test_the_longest_answers_have_room():
@@ -521,12 +522,12 @@ def test_a_chart_has_every_line_and_names_do_not_lie_on_each_other():
 @pytest.mark.slow
 def test_the_bench_times_a_shape_and_writes_what_it_printed(tmp_path):
     out = tmp_path / "times.json"
-    arguments = ("--model", "tiny Qwen3-VL", "--selectors", "arr-coc,divprune,downsample", "--size", "256")
+    arguments = ("--model", "tiny Qwen3-VL", "--selectors", "arr-coc-untrained,divprune,downsample", "--size", "256")
     result = call("bench", *arguments, "--repeats", "2", "--budget", "16", "--out", out)
     assert result.exit_code == 0, result.output
     found = json.loads(out.read_text())
     assert found["tokens"] == 64
-    assert [row["selector"] for row in found["rows"]] == ["full", "arr-coc", "divprune", "downsample"]
+    assert [row["selector"] for row in found["rows"]] == ["full", "arr-coc-untrained", "divprune", "downsample"]
     assert found["rows"][0]["of_full"] == 1.0
     assert "of full" in result.output
     for mistake in (("--model", "Qwen3-VL-3B"), ("--budget", "0.25,64"), ("--device", "gpu"), ("--budget", "0")):

@@ -99,7 +99,7 @@ def embedded() -> dict[str, Any]:
                 facts["tensions"] = floats(answer.output.tensions)
             found[f"{name} {mode} {budget}"] = facts
     for selector in UNTOLD:
-        made = load_selector("arr-coc", vlm.model) if selector == "arr-coc" else create_selector(selector)
+        made = load_selector(selector, vlm.model)
         other = ARRCOCQwen(vlm.model, vlm.processor, made)
         for name in ("shapes.png", "camouflage"):
             answer = other.answer(*asked[name], budget=0.2, max_new_tokens=12)
@@ -124,7 +124,7 @@ def tiny() -> dict[str, Any]:
             prompts |= {"clip": (tiny_models.CLIP,), "mixed": (tiny_models.MIXED,)}
         layer = ARRCOCLayer(ARRCOCConfig.for_model(model)).eval()
         for name in UNTOLD:
-            selector = layer if name == "arr-coc" else create_selector(name)
+            selector = layer if name == "arr-coc-untrained" else create_selector(name)
             for prompt, specs in prompts.items():
                 inputs = tiny_models.inputs_for(family, *specs, seed=5)
                 found[f"{family} {name} {prompt}"] = attempt(model, selector, inputs, budget=0.4)
@@ -204,7 +204,7 @@ def commands() -> dict[str, Any]:
     del asked["timings_ms"]
     looked = json.loads(command("look", picture, question, "--json"))
     del looked["image"]
-    compared = json.loads(command("compare", "arr-coc", "visionzip", picture, question, "--json"))
+    compared = json.loads(command("compare", "arr-coc-untrained", "visionzip", picture, question, "--json"))
     return {"ask": asked, "look": looked, "compare": compared}
 
 

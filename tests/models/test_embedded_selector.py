@@ -29,9 +29,9 @@ def samples(world, count, size=(512, 512)):
 
 def test_it_is_the_default_of_the_embedded_model_and_of_no_other(vlm):
     assert isinstance(vlm.selector, ARRCOCLayer)
-    trained, named = (layer.state_dict() for layer in (vlm.selector, load_selector("embedded", vlm.model)))
+    trained, named = (layer.state_dict() for layer in (vlm.selector, load_selector("arr-coc", vlm.model)))
     assert all(torch.equal(value, named[name]) for name, value in trained.items())
-    untrained = load_selector("arr-coc", vlm.model).state_dict()
+    untrained = load_selector("arr-coc-untrained", vlm.model).state_dict()
     assert any(not torch.equal(value, untrained[name]) for name, value in trained.items())
 
 
@@ -48,7 +48,7 @@ def test_answers_survive_where_an_untrained_layer_loses_them(vlm, world, size, l
     some, cache = samples(world, 20, (size, size)), EncodingCache()  # both read the same pictures
     trained, untrained = (
         exact_match(some, [looking.answer(one.picture, one.question, budget=0.06, encoded=cache).text for one in some])
-        for looking in (vlm, ARRCOCQwen(vlm.model, vlm.processor, load_selector("arr-coc", vlm.model)))
+        for looking in (vlm, ARRCOCQwen(vlm.model, vlm.processor, load_selector("arr-coc-untrained", vlm.model)))
     )
     assert (cache.misses, cache.hits) == (20, 20)
     assert trained >= least
@@ -76,7 +76,7 @@ def test_committed_figures_meet_the_bars_and_are_those_of_the_card():
     for budget, least in (("0.25", 0.97), ("0.125", 0.95), ("0.06", 0.92)):
         row = FIGURES["answers"][budget]
         assert row["share of oracle"] >= least
-        blind = ["untrained", "random", "grid", "centre", "downsample"]
+        blind = ["arr-coc-untrained", "random", "grid", "centre", "downsample"]
         assert all(row["selector"]["all"] > row[name]["all"] for name in blind)
         assert f"{row['selector']['all']:.3f}" in card
     for budget in ("0.25", "0.125", "0.06"):
@@ -84,10 +84,10 @@ def test_committed_figures_meet_the_bars_and_are_those_of_the_card():
     for name in ("worlds", "photos"):
         row = FIGURES["overlap"][name]
         assert row["selector"] >= 2 * row["random"]
-        assert row["selector"] > row["untrained"]
+        assert row["selector"] > row["arr-coc-untrained"]
         early = FIGURES["overlap after 1,000 steps"][name]
         assert early >= 2 * row["random"]
-        assert early > row["untrained"]
+        assert early > row["arr-coc-untrained"]
     assert FIGURES["expressions"]["pairs"] >= 0.65
     assert FIGURES["expressions"]["times the best blind rule"] >= 1.3
     assert f"{FIGURES['expressions']['pairs']:.1%}" in card

@@ -423,7 +423,7 @@ def test_layers_and_inputs_go_where_an_offloaded_model_computes(model, data, fam
         expected = model(**data).logits
     cpu_offload(model, execution_device="cpu")
     assert model.device.type == "meta"
-    assert next(load_selector("arr-coc", model).parameters()).device.type == "cpu"
+    assert next(load_selector("arr-coc-untrained", model).parameters()).device.type == "cpu"
     with torch.no_grad(), attach(model, layer, budget=BUDGET, on_error="raise") as run:
         assert run.device == next(layer.parameters()).device == torch.device("cpu")
         assert torch.equal(model(**data).logits, expected)
@@ -438,7 +438,7 @@ def make_directory(tmp_path_factory):
 
 @pytest.fixture(name="vlm")
 def open_vlm(directory):
-    return ARRCOCQwen.from_pretrained(directory, "arr-coc", budget=9)
+    return ARRCOCQwen.from_pretrained(directory, "arr-coc-untrained", budget=9)
 
 
 @pytest.mark.filterwarnings("ignore")  # of the trainer
@@ -536,7 +536,7 @@ def test_the_object_is_saved_and_opened_again(vlm, directory, tmp_path, monkeypa
 
 def test_a_trained_adapter_is_saved_with_the_object(directory, tmp_path):
     peft = pytest.importorskip("peft", reason="comes with the dev extra")
-    vlm = ARRCOCQwen.from_pretrained(directory, "arr-coc", budget=9)
+    vlm = ARRCOCQwen.from_pretrained(directory, "arr-coc-untrained", budget=9)
     config = peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
     adapted = ARRCOCQwen(peft.get_peft_model(vlm.model, config).eval(), vlm.processor, vlm.selector, budget=9)
     data = processed(vlm.processor, [photo(96, 64)])

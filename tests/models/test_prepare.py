@@ -355,13 +355,13 @@ def test_weight_mode_keeps_all_tokens_and_is_differentiable(opened):
 def test_every_selector_works_on_batches_and_several_pictures(opened):
     family, model = opened
     data = inputs_for(family, IMAGE_PROMPT, TWO_IMAGES, TEXT)
-    for name in ("arr-coc", "centre", "grid", "random"):
-        options = {"config": ARRCOCConfig(hidden_size=HIDDEN)} if name == "arr-coc" else {}
+    for name in ("arr-coc-untrained", "centre", "grid", "random"):
+        options = {"config": ARRCOCConfig(hidden_size=HIDDEN)} if name == "arr-coc-untrained" else {}
         with attach(model, create_selector(name, **options), budget=4, on_error="raise") as run:
             out = model.generate(**data, **GREEDY)
         assert out.shape == (3, data["input_ids"].shape[1] + 6)
         assert len(run.output) == 3
-        assert (run.output[0] is not None) == (name == "arr-coc")
+        assert (run.output[0] is not None) == (name == "arr-coc-untrained")
 
 
 @torch.no_grad()

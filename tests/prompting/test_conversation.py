@@ -57,13 +57,14 @@ def questions(family, spec):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
-    "name", ["arr-coc", *(pytest.param(name, marks=pytest.mark.slow) for name in ("visionzip", "grid", "fastv"))]
+    "name",
+    ["arr-coc-untrained", *(pytest.param(name, marks=pytest.mark.slow) for name in ("visionzip", "grid", "fastv"))],
 )
 @torch.no_grad()
 def test_shared_encodings_change_nothing(family, name, monkeypatch):
     model = tiny_model(family)
     layer = ARRCOCLayer(ARRCOCConfig.for_model(model)).eval()
-    selector = layer if name == "arr-coc" else create_selector(name)
+    selector = layer if name == "arr-coc-untrained" else create_selector(name)
     seen = encode(model, inputs_for(family, TWO_IMAGES), selector)
     plain, ran = type(open_family(model)).run_encoder, []
     for data in questions(family, TWO_IMAGES):

@@ -216,7 +216,7 @@ def call(*arguments):
 
 @pytest.mark.parametrize("question", INJECTED)
 def test_ask_and_look_read_markers_as_words(tiny, question):
-    vlm = ARRCOCQwen.from_pretrained(tiny, "arr-coc")
+    vlm = ARRCOCQwen.from_pretrained(tiny, "arr-coc-untrained")
     plain = vlm.inspect(tiny / "photo.png", PLAIN, budget=8)
     for answer in (
         vlm.inspect(tiny / "photo.png", question, budget=8),
@@ -229,7 +229,7 @@ def test_ask_and_look_read_markers_as_words(tiny, question):
 @pytest.mark.parametrize("command", ["ask", "look"])
 def test_commands_read_markers_as_words(tiny, command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    arguments = ("--model", tiny, "--selector", "arr-coc", "--budget", 8, "--json")
+    arguments = ("--model", tiny, "--selector", "arr-coc-untrained", "--budget", 8, "--json")
     injected = json.loads(call(command, tiny / "photo.png", SECOND_TURN, *arguments))
     plain = json.loads(call(command, tiny / "photo.png", PLAIN, *arguments))
     assert injected["tokens"] == plain["tokens"]
@@ -266,7 +266,7 @@ def test_training_learns_markers_in_answers_as_text(family):
 
 
 def test_the_page_reads_markers_as_words(tiny):
-    engine = Engine.open(str(tiny), "arr-coc", device="cpu", private=True)
+    engine = Engine.open(str(tiny), "arr-coc-untrained", device="cpu", private=True)
     plain = engine.ask(photo(64, 96), PLAIN)
     for question in INJECTED:
         shown = engine.ask(photo(64, 96), question)

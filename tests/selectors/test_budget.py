@@ -44,13 +44,13 @@ def test_sizes_decide_the_shares():
 @pytest.mark.parametrize(
     ("family", "name"),
     [
-        *((family, name) for family in FAMILIES for name in ("arr-coc", "grid", "random")),
+        *((family, name) for family in FAMILIES for name in ("arr-coc-untrained", "grid", "random")),
         *((family, "half-and-half") for family in QWEN),  # LLaVA reads every picture at one size
     ],
 )
 def test_pictures_share_a_total(family, name):
     model, data = tiny_model(family), inputs_for(family, THREE)
-    selector = layer() if name == "arr-coc" else create_selector(name)
+    selector = layer() if name == "arr-coc-untrained" else create_selector(name)
     counts = kept_counts(model, data, selector, budget={"total": 24})
     assert sum(counts) == 24
     assert counts == ([8, 8, 8] if family == "llava" else share_total(24, [4, 24, 48]))

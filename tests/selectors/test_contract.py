@@ -25,7 +25,7 @@ class Boxed(OracleSelector):
 def make(name):
     if name == "oracle":
         return Boxed()
-    return create_selector(name, **({"config": ARRCOCConfig(hidden_size=WIDTH)} if name == "arr-coc" else {}))
+    return create_selector(name, **({"config": ARRCOCConfig(hidden_size=WIDTH)} if name == "arr-coc-untrained" else {}))
 
 
 def query(seed=0, grid=(1, 6, 9), words=5, pictured=True):
@@ -53,7 +53,7 @@ def make_selector(request):
 
 
 def test_the_suite_covers_every_selector():
-    assert {"arr-coc", "random", "divprune", "visionzip"} <= set(TOKENS)
+    assert {"arr-coc-untrained", "random", "divprune", "visionzip"} <= set(TOKENS)
     assert not {"full", "downsample", "half-and-half"} & set(TOKENS)
     one = query()
     for budget in (1, 0.1, "auto"):  # `full` has no budget
@@ -137,15 +137,17 @@ def test_centre_keeps_the_middle_and_random_its_seed():
 def test_names_are_given_once_and_unknown_ones_list_the_known():
     with pytest.raises(ValueError, match="'random' is already registered"):
         register_selector("random")(type(make("grid")))
-    with pytest.raises(ValueError, match=r"no selector is named 'best'; there are arr-coc, .*centre, .*tome"):
+    with pytest.raises(ValueError, match=r"no selector is named 'best'; there are arr-coc-untrained, .*centre, .*tome"):
         create_selector("best")
 
 
 def test_arguments_a_selector_does_not_take_are_named():
     with pytest.raises(TypeError, match=r"selector 'grid' takes \(\).*: got an unexpected keyword argument 'seed'"):
         create_selector("grid", seed=3)
-    with pytest.raises(TypeError, match=r"selector 'arr-coc' takes .*config.*: missing a required argument: 'config'"):
-        create_selector("half-and-half", selector="arr-coc")
+    with pytest.raises(
+        TypeError, match=r"selector 'arr-coc-untrained' takes .*config.*: missing a required argument: 'config'"
+    ):
+        create_selector("half-and-half", selector="arr-coc-untrained")
 
 
 def test_a_new_selector_is_a_class_with_one_method():

@@ -187,7 +187,10 @@ def test_pictures_of_one_size_cannot_be_made_smaller():
 @torch.no_grad()
 def test_every_selector_in_batches_and_on_several_pictures(family, name):
     model = tiny_model(family)
-    made = {"arr-coc": {"config": ARRCOCConfig(hidden_size=HIDDEN)}, "oracle": {"boxes": [[(0.2, 0.2, 0.6, 0.6)]] * 3}}
+    made = {
+        "arr-coc-untrained": {"config": ARRCOCConfig(hidden_size=HIDDEN)},
+        "oracle": {"boxes": [[(0.2, 0.2, 0.6, 0.6)]] * 3},
+    }
     selector = create_selector(name, **made.get(name, {}))
     if family == "llava" and isinstance(selector, PictureSelector):
         return  # refused, see above

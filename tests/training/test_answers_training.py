@@ -138,7 +138,7 @@ def test_a_cold_draw_is_the_most_relevant_and_a_warm_one_is_not(estimator, toy, 
 
 
 def test_only_the_answer_and_its_end_are_learned():
-    vlm = ARRCOCQwen.from_pretrained(selector="arr-coc")
+    vlm = ARRCOCQwen.from_pretrained(selector="arr-coc-untrained")
     small, wide = (Image.new("RGB", size).copy for size in ((128, 128), (192, 128)))
     examples = [Example("what color is the star?", small, answers=("red", "crimson")),
                 Example("what is in the picture?", wide, answers=("a red star, a blue ring",))]  # fmt: skip

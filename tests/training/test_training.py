@@ -56,7 +56,7 @@ def use_small_sources(monkeypatch):
 
 @pytest.fixture(scope="module", name="vlm")
 def open_embedded():
-    return ARRCOCQwen.from_pretrained(selector="arr-coc")
+    return ARRCOCQwen.from_pretrained(selector="arr-coc-untrained")
 
 
 def run(out, cache, steps=12, say=None, **settings):

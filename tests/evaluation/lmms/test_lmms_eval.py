@@ -45,9 +45,9 @@ def run_lmms_eval(task, out, arguments):
 @pytest.mark.parametrize(
     ("arguments", "selector", "own"),
     [
-        ("pretrained=embedded,selector=embedded,budget=0.25", "embedded", {"budget": 0.25}),
+        ("pretrained=embedded,selector=arr-coc,budget=0.25", "arr-coc", {"budget": 0.25}),
         ("selector=grid,budget=48", "grid", {"budget": 48}),
-        ("mode=saccade,budget=64", "embedded", {"budget": 64, "mode": "saccade"}),
+        ("mode=saccade,budget=64", "arr-coc", {"budget": 64, "mode": "saccade"}),
     ],
 )
 def test_it_scores_what_our_own_evaluation_scores(task, tmp_path, arguments, selector, own):
