@@ -107,6 +107,11 @@ def mean(values: Iterable[float]) -> float:
     return sum(found) / len(found)
 
 
+def mean_known(figures: dict[str, float], names: list[str]) -> float | None:
+    """The mean of some figures, if all of them were measured."""
+    return mean(figures[name] for name in names) if all(name in figures for name in names) else None
+
+
 def value(number: float | None) -> str:
     """A figure, or nothing."""
     return "" if number is None else f"{number:.3f}"
@@ -148,7 +153,7 @@ def prune_rows(found: dict[str, Any], first: dict[str, Any]) -> str:
     ]
     for selector in SELECTORS:
         shares = [
-            mean(figures["pruned"][f"{kind}, {selector}, {budget:g}"] for kind in known(first))
+            mean_known(figures["pruned"], [f"{kind}, {selector}, {budget:g}" for kind in known(first)])
             for budget in BUDGETS
             for figures in (found, first)
         ]
