@@ -147,7 +147,7 @@ def _successes(row: Mapping[str, Any]) -> list[str]:
     return successes
 
 
-def _task(by: Mapping[tuple[str, str], Mapping[str, float]]) -> dict[str, Any]:
+def _task(by: Mapping[tuple[str, str], Mapping[str, float]], ours: str) -> dict[str, Any]:
     """Means of a task with intervals, differences from our layer, and the best selectors at each budget."""
     means: dict[str, dict[str, Any]] = defaultdict(dict)
     for (name, budget), items in by.items():
