@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from arr_coc.data.worlds import list_worlds
-from arr_coc.evaluation.contenders import FULL, find_ours
+from arr_coc.evaluation.contenders import FULL
 from arr_coc.evaluation.records import RECORDS, RUN, TIMES, Record, name_today
 from arr_coc.evaluation.report import find_worst, write_page, write_tables
 from arr_coc.evaluation.run import DRAWN
@@ -81,8 +81,7 @@ def main() -> None:
         summary = make_summary(folder, records)
         write_tables(folder, summary, budgets)
         if (folder / "report.html").exists():
-            ours = find_ours(row["selector"] for row in summary["rows"])
-            write_page(folder, summary, budgets, find_worst(records, open_worlds(summary, records), budgets, ours))
+            write_page(folder, summary, budgets, find_worst(records, open_worlds(summary, records), budgets))
 
 
 if __name__ == "__main__":

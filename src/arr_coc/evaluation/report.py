@@ -67,7 +67,7 @@ def write_report(
     plain = {name: hide_folders(value) if isinstance(value, str) else value for name, value in about.items()}
     summary |= {"about": plain, "missing": {task: count for task, count in missing.items() if count}}
     write_tables(store.directory, summary, budgets)
-    write_page(store.directory, summary, budgets, find_worst(records, tasks, budgets, find_ours(selectors)))
+    write_page(store.directory, summary, budgets, find_worst(records, tasks, budgets))
     return summary
 
 
@@ -125,10 +125,9 @@ def draw_charts(summary: Mapping[str, Any], ink: str = "currentColor") -> dict[s
     return charts
 
 
-def find_worst(
-    records: Sequence[Record], tasks: Sequence[Task], budgets: Sequence[str], ours: str
-) -> list[WrongAnswer]:
-    """Questions that `ours` got wrong: the largest budget first, then those that most others got right."""
+def find_worst(records: Sequence[Record], tasks: Sequence[Task], budgets: Sequence[str]) -> list[WrongAnswer]:
+    """Questions that our layer got wrong: the largest budget first, then those that most others got right."""
+    ours = find_ours(record.selector for record in records)
     by_question: dict[tuple[str, str, str], dict[str, Record]] = {}
     for record in records:
         by_question.setdefault((record.task, record.budget, record.item), {})[record.selector] = record
