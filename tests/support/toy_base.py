@@ -51,7 +51,7 @@ def toy_base():
     _copy(language.layers[0].self_attn, slice(MARK, MARK + 1), 3.0)
     _copy(language.layers[1].self_attn, slice(0, KINDS), 40.0)  # colors, not shapes
 
-    def see(pixel_values, grid):
+    def see(pixel_values, grid, **lengths):
         codes = (pixel_values[::4, 0] * 1000).round().long()  # color and shape of each cell, in its first pixel
         return SimpleNamespace(pooler_output=table[COLORS + codes // KINDS] + table[SHAPES + codes % KINDS])
 
