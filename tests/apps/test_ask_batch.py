@@ -152,8 +152,9 @@ def test_a_real_process_stops_at_once_and_in_order(checkpoint, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(Path(arr_coc.__file__).parents[1])}
     out = tmp_path / "answers.jsonl"
     process = subprocess.Popen(
-        [*command, "--model", checkpoint, "--out", out], env=environment, stderr=subprocess.PIPE, text=True
-    )
+        [*command, "--model", checkpoint, "--out", out], env=environment, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )  # fmt: skip
     while process.poll() is None and not out.exists():
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
