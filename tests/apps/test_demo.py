@@ -252,6 +252,7 @@ def test_costs_are_compared_in_one_sentence(engine, snapshot):
     assert compare_costs(plain, plain) == "The same answer, as many tokens, as fast."
 
 
+@pytest.mark.slow
 def test_examples_are_judged_by_what_was_looked_at(engine):
     from arr_coc.demo.worlds import draw_example, judge
 

@@ -13,6 +13,8 @@ from arr_coc.data.worlds import draw_clip, draw_scene, list_worlds, make_example
 from arr_coc.data.worlds.tools.drawing import CHARACTERS, COLOURS, SHAPES
 from arr_coc.data.worlds.world import Clip
 
+pytestmark = pytest.mark.slow
+
 KINDS = open_world("clips").kinds
 SEEDS = 40
 

@@ -15,6 +15,8 @@ from arr_coc.data.worlds.tools import sheet as sheet_tools
 from arr_coc.data.worlds.tools.drawing import CHARACTERS, choose_font
 from arr_coc.data.worlds.tools.sheet import MOST_SKEW, Sheet
 
+pytestmark = pytest.mark.slow
+
 
 def key_of(question):
     wordings = (

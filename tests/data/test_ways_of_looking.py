@@ -14,6 +14,8 @@ from arr_coc.data.worlds.crowds import _gather
 from arr_coc.data.worlds.ends import _two_looks, _two_texts
 from arr_coc.data.worlds.tools.drawing import CHARACTERS, COLOURS, SHAPES
 
+pytestmark = pytest.mark.slow
+
 WORLDS = {"ends": "two_ends", "lines": "long_line", "crowds": "any"}
 SIZES = ((256, 128), (128, 256), (272, 256))
 ENDS = {"left": (0, min), "right": (0, max), "top": (1, min), "bottom": (1, max)}

@@ -23,6 +23,8 @@ from arr_coc.inference.session import Session
 from arr_coc.prompting.settings import Settings
 from arr_coc.training.stage import open_layer
 
+pytestmark = pytest.mark.slow
+
 NAMES = ["arr-coc", "arr-coc-untrained"]
 REFUSED = r"no selector was trained for .*; use arr-coc-untrained, or give the directory or Hub id of a trained one"
 
