@@ -1,6 +1,6 @@
 """Put a trained model into the package, with its card.
 
-python recipes/embedded/ship.py runs/7 --figures recipes/embedded/figures.json --first recipes/embedded/editions/first.json
+python recipes/embedded/ship.py runs/7 --figures figures.json --first recipes/embedded/editions/first.json
 """
 
 from __future__ import annotations
