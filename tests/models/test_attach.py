@@ -40,7 +40,6 @@ from arr_coc import (
     prepare,
 )
 from arr_coc.families import open_family
-from arr_coc.inference import attach as attach_module
 from arr_coc.prompting.question import find_question
 
 CHAT = ChatTokens(start=CHAT_START, end=CHAT_END, user=(USER,), newline=NEWLINE)
@@ -116,26 +115,37 @@ class Failing(TokenSelector):
 
 
 @torch.no_grad()
-def test_a_model_is_looked_through_once_and_a_wrapper_each_time(monkeypatch):
+def test_a_model_is_not_looked_through_nor_kept(monkeypatch):
+    """Only wrappers around it are: they may hold another one the next time."""
+
     class Wrapper(torch.nn.Module):
         def __init__(self, model):
             super().__init__()
             self.model = model
 
-    searches = []
-    monkeypatch.setattr(attach_module, "open_family", lambda model: searches.append(model) or open_family(model))
+    seen = []
+    walk = torch.nn.Module.modules
+
+    def modules(self):
+        for part in walk(self):
+            seen.append(part)
+            yield part
+
+    monkeypatch.setattr(torch.nn.Module, "modules", modules)
     model = tiny_model("qwen3_vl")
     wrapper = Wrapper(model)
-    for found in (model, wrapper, model, wrapper):
+    for found, passed in ((model, [model]), (wrapper, [wrapper, model])) * 2:
+        seen.clear()
+        assert open_family(found).target is model
+        assert seen == passed
         with attach(found, ByScore(), budget=5):
             assert "forward" in vars(model)
-    assert searches == [model, wrapper, wrapper]
     wrapper.model = other = tiny_model("qwen3_vl")
     with attach(wrapper, ByScore(), budget=5):
         assert "forward" in vars(other)
     kept = weakref.ref(model)
-    del model, found, wrapper
-    searches.clear()
+    seen.clear()
+    del model, found, wrapper, passed
     gc.collect()
     assert kept() is None
 

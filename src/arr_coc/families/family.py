@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -272,7 +273,7 @@ def open_family(model: nn.Module) -> Family:
             "prompt and prefix tuning shift or drop positions, so tokens would lose their places; use LoRA"
         )
     module = _find_model(model)
-    if "mm_encoder_outputs" not in inspect.signature(type(module).forward).parameters:
+    if not _takes_encoded(type(module)):
         raise ValueError("this version of transformers does not accept encoded pictures; install >= 5.19")
     config: Any = module.config
     return _FAMILIES[config.model_type](module)
@@ -280,15 +281,10 @@ def open_family(model: nn.Module) -> Family:
 
 def _find_model(model: nn.Module) -> nn.Module:
     """The supported model inside wrappers: the one with a head for words, else a model without any head."""
-    supported = [
-        module
-        for module in model.modules()
-        if getattr(getattr(module, "config", None), "model_type", None) in _FAMILIES
-    ]
-    for module in supported:
+    for module in _supported(model):
         if _has_head(module):
             return module
-    for module in supported:
+    for module in _supported(model):
         if "language_model" in _own_parts(module):
             # LoRA adds its weights inside; what has weights around the model reads its columns, which would be missing
             if len(list(model.parameters())) > len(list(module.parameters())):
@@ -299,6 +295,18 @@ def _find_model(model: nn.Module) -> nn.Module:
                 )
             return module
     raise _unsupported(type(model).__name__)
+
+
+def _supported(model: nn.Module) -> Iterator[nn.Module]:
+    """Supported models in a model, itself first: looking through all modules of a large one takes milliseconds."""
+    for module in model.modules():
+        if getattr(getattr(module, "config", None), "model_type", None) in _FAMILIES:
+            yield module
+
+
+@cache
+def _takes_encoded(model_class: type[nn.Module]) -> bool:
+    return "mm_encoder_outputs" in inspect.signature(model_class.forward).parameters
 
 
 def _has_head(module: nn.Module) -> bool:

@@ -8,13 +8,12 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
-from weakref import WeakSet
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from arr_coc.config import Grid, PromptBudget
-from arr_coc.families.family import Family, family_class, open_family
+from arr_coc.families.family import open_family
 from arr_coc.families.language_graph import forget_recordings
 from arr_coc.gaze.plan import Gaze
 from arr_coc.inference.arguments import check_ids, check_text
@@ -46,8 +45,6 @@ _REFUSED = {
 }
 _HANDLE = "_arr_coc_attachment"
 _ABSENT: Any = object()
-# models that are no wrappers and were opened before: looking through all their modules again would take milliseconds
-_opened: WeakSet[nn.Module] = WeakSet()
 
 
 class Calls:
@@ -195,21 +192,11 @@ def _as_it_is(method: Any) -> Any:
     return method
 
 
-def _open(model: Any) -> Family:
-    """The family of a model, which is found more quickly the second time."""
-    if model in _opened:
-        return family_class(model.config.model_type)(model)
-    family = open_family(model)
-    if family.target is model:
-        _opened.add(model)
-    return family
-
-
 class Attachment:
     """The handle that [`attach`] returns, also a context manager. `device` is where the model takes its inputs."""
 
     def __init__(self, model: nn.Module, selector: Selector, settings: Settings) -> None:
-        family = _open(model)
+        family = open_family(model)
         self._target: Any = family.target
         if _HANDLE in self._target.__dict__:
             raise ValueError("this model is already attached; call `remove()` on the earlier handle or `detach(model)`")
