@@ -21,9 +21,9 @@ from arr_coc.data.example import Example
 from arr_coc.data.photo_questions import Photo, photo_scene
 from arr_coc.data.worlds import Scene, draw_scene, split_seed
 from arr_coc.data.worlds.clips import draw_clip
-from arr_coc.data.worlds.forms import FORM_KEYS
-from arr_coc.data.worlds.pages import COLUMNS, ITEMS, KEYS
+from arr_coc.data.worlds.pages import COLUMNS, ITEMS
 from arr_coc.data.worlds.tools.drawing import CHARACTERS, COLOURS, SHAPES
+from arr_coc.data.worlds.tools.fields import FORM_KEYS, KEYS
 from arr_coc.data.worlds.world import Clip, Question, Thing
 
 # What lies under a token, said with words of the vocabulary.

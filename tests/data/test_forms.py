@@ -9,10 +9,10 @@ from recipe import WORDS, import_recipe
 
 from arr_coc.data.worlds import draw_scene, split_seed
 from arr_coc.data.worlds import forms as forms_world
-from arr_coc.data.worlds.forms import FORM_KEYS, choose_keys, draw_form
-from arr_coc.data.worlds.pages import KEYS
+from arr_coc.data.worlds.forms import choose_keys, draw_form
 from arr_coc.data.worlds.tools import sheet as sheet_tools
 from arr_coc.data.worlds.tools.drawing import CHARACTERS, choose_font
+from arr_coc.data.worlds.tools.fields import FORM_KEYS, KEYS
 from arr_coc.data.worlds.tools.sheet import MOST_SKEW, Sheet
 
 pytestmark = pytest.mark.slow

@@ -273,7 +273,7 @@ def open_family(model: nn.Module) -> Family:
             "prompt and prefix tuning shift or drop positions, so tokens would lose their places; use LoRA"
         )
     module = _find_model(model)
-    if not _takes_encoded(type(module)):
+    if not _takes_encoded(type(module).forward):
         raise ValueError("this version of transformers does not accept encoded pictures; install >= 5.19")
     config: Any = module.config
     return _FAMILIES[config.model_type](module)
@@ -305,8 +305,8 @@ def _supported(model: nn.Module) -> Iterator[nn.Module]:
 
 
 @cache
-def _takes_encoded(model_class: type[nn.Module]) -> bool:
-    return "mm_encoder_outputs" in inspect.signature(model_class.forward).parameters
+def _takes_encoded(forward: Callable[..., Any]) -> bool:
+    return "mm_encoder_outputs" in inspect.signature(forward).parameters
 
 
 def _has_head(module: nn.Module) -> bool:

@@ -3,72 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 from arr_coc.data.boxes import Box
-from arr_coc.data.worlds.tools.drawing import (
-    COLOURS,
-    Canvas,
-    Colour,
-    Font,
-    choose_font,
-    jitter,
-    make_ground,
-    random_text,
-)
+from arr_coc.data.worlds.tools.drawing import Canvas, Colour, Font, choose_font, jitter, make_ground
+from arr_coc.data.worlds.tools.fields import KEYS, Maker, amount, code, number, word
 from arr_coc.data.worlds.tools.wording import put
 from arr_coc.data.worlds.world import Question, Scene, Size, World, register_world
 
-Maker = Callable[[random.Random], str]
-
-
-def _amount(rng: random.Random) -> str:
-    return f"{rng.choice(('', '', '', '$'))}{rng.randint(0, rng.choice((9, 99, 999)))}.{rng.randint(0, 99):02d}"
-
-
-def _date(rng: random.Random) -> str:
-    day, month, year = rng.randint(1, 28), rng.randint(1, 12), rng.randint(1960, 2039)
-    form = rng.choice(("{d:02d}.{m:02d}.{y}", "{y}-{m:02d}-{d:02d}", "{d}/{m}/{y}"))
-    return form.format(d=day, m=month, y=year)
-
-
-def _time(rng: random.Random) -> str:
-    return f"{rng.randint(0, 23)}:{rng.randint(0, 59):02d}"
-
-
-def _number(rng: random.Random) -> str:
-    return str(rng.randint(0, 10 ** rng.randint(1, 5) - 1))
-
-
-def _code(rng: random.Random) -> str:
-    return random_text(rng)
-
-
-def _word(rng: random.Random) -> str:
-    return "".join(rng.choice("ABCDEFGHIJKLMNOPQRSTUVWXYZ") for _ in range(rng.randint(3, 7)))
-
-
-def _phone(rng: random.Random) -> str:
-    return f"{rng.randint(100, 999)}-{rng.randint(1000, 9999)}"
-
-
-def _color(rng: random.Random) -> str:
-    return rng.choice(list(COLOURS))
-
-
-# Keys of forms, and the functions that make their values.
-KEYS: dict[str, Maker] = {
-    **dict.fromkeys(("total", "price", "tip", "amount", "tax", "cost", "sum"), _amount),
-    **dict.fromkeys(("date", "day", "due"), _date),
-    **dict.fromkeys(("time", "hour"), _time),
-    **dict.fromkeys(("number", "count", "page", "row", "room", "floor", "table", "level", "score", "age"), _number),
-    **dict.fromkeys(("weight", "width", "height", "length", "speed"), _number),
-    **dict.fromkeys(("code", "seat", "gate", "track", "plate", "part", "ticket", "flight", "type", "model"), _code),
-    **dict.fromkeys(("name", "city", "street", "team", "player", "teacher", "school", "owner", "company"), _word),
-    **dict.fromkeys(("author", "country", "guest", "member", "book"), _word),
-    "phone": _phone,
-    "color": _color,
-}
 # Items of receipts and tables, one per line.
 ITEMS = (
     *("apple", "banana", "bread", "cake", "carrot", "cup", "donut", "fork", "knife", "orange", "pizza", "sandwich"),
@@ -166,7 +107,7 @@ class _Page:
         font = self.new_font(round(self.body * self.rng.uniform(1.25, 1.9)))
 
         def make(rng: random.Random) -> str:
-            known, other = rng.choice(_TITLES), rng.choice((_word, _code))(rng)
+            known, other = rng.choice(_TITLES), rng.choice((word, code))(rng)
             return rng.choice((known, other, f"{known} {other}"))
 
         title = self.fit(make, font, self.room)
@@ -187,7 +128,7 @@ class _Page:
             return
         font = self.new_font(max(15, round(self.body * self.rng.uniform(0.75, 0.95))))
         note = self.fit(
-            lambda rng: " ".join(rng.choice((_word, _code, _number))(rng) for _ in range(rng.randint(1, 2))),
+            lambda rng: " ".join(rng.choice((word, code, number))(rng) for _ in range(rng.randint(1, 2))),
             font, self.room - self.body,
         )  # fmt: skip
         if note is None:
@@ -255,7 +196,7 @@ class _Page:
                 self.rule(y - 0.08 * step)
             label = self.write(style(item), self.margin, y, ("text", item))
             for place, name in enumerate(names):
-                maker = {"price": _amount, "code": _code}.get(name, _number)
+                maker = {"price": amount, "code": code}.get(name, number)
                 value = self.fit(maker, self.font, width - 6)
                 if value is not None:
                     x = self.margin + first + place * width
@@ -274,7 +215,7 @@ class _Page:
         for place, (key, item) in enumerate(lines):
             y = self.top + place * step + (0.6 * step if key == "total" else 0)
             name_width, height = self.canvas.measure(style(item), self.font)
-            price = self.fit(_amount, self.font, right - self.margin - name_width - self.body)
+            price = self.fit(amount, self.font, right - self.margin - name_width - self.body)
             if price is None or y + height > self.bottom:
                 continue
             if key == "total":
