@@ -14,7 +14,10 @@ from typing import Annotated, Any
 import typer
 from check import BUDGETS, CHOSEN, LEARNED, SELECTORS, read_figures
 
+from arr_coc.config import EDITION_NAME
+
 TARGET = Path(__file__).parents[2] / "src" / "arr_coc" / "assets" / "embedded"
+EDITION = 2  # of the model that is shipped; selectors record which one they were trained for
 MOST_BYTES, MOST_SHARD = 24_000_000, 12_000_000
 NAMES = {
     "color": "what color is the {shape}?",
@@ -161,6 +164,12 @@ def prune_rows(found: dict[str, Any], first: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def number_edition(file: Path, edition: int) -> None:
+    """Write the number of the edition into the config of a model, its keys sorted as transformers has them."""
+    config = json.loads(file.read_text()) | {EDITION_NAME: edition}
+    file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
 def main(
     model: Annotated[Path, typer.Argument(help="Directory of the trained model.")],
     figures: Annotated[Path, typer.Option(help="What recipes/embedded/check.py wrote.")],
@@ -178,6 +187,7 @@ def main(
     for path in files:
         shutil.copy(path, aside / path.name)
         (aside / path.name).chmod(0o644)
+    number_edition(aside / "config.json", EDITION)
     (aside / "README.md").write_text(card)
     shutil.rmtree(TARGET, ignore_errors=True)
     aside.rename(TARGET)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from arr_coc.balancing import SCORES, TENSIONS
-from arr_coc.config import TRAINED, UNTRAINED
+from arr_coc.config import EDITION_NAME, EMBEDDED, EMBEDDED_MODEL, TRAINED, UNTRAINED, ARRCOCConfig
 
 TARGET = Path(__file__).parents[2] / "src" / "arr_coc" / "assets" / "selector"
 MOST_BYTES = 2_000_000
@@ -109,10 +110,19 @@ def main(
     for name in FILES:
         shutil.copy(selector / name, aside / name)
         (aside / name).chmod(0o644)
+    (aside / "config.json").write_text(name_base(ARRCOCConfig.from_json((selector / "config.json").read_text())))
     (aside / "README.md").write_text(card(found, runs, verdict, size, minutes))
     shutil.rmtree(TARGET, ignore_errors=True)
     aside.rename(TARGET)
     print(f"{size:,} bytes in {TARGET}")
+
+
+def name_base(config: ARRCOCConfig) -> str:
+    """The config of a selector that was trained for a directory of the embedded model, or for that itself."""
+    edition = json.loads((Path(EMBEDDED_MODEL) / "config.json").read_text())[EDITION_NAME]
+    if config.base_model_edition not in (None, edition):
+        raise typer.BadParameter(f"trained for edition {config.base_model_edition}; the package has edition {edition}")
+    return replace(config, base_model_name_or_path=EMBEDDED, base_model_edition=edition).to_json()
 
 
 def card(found: dict[str, Any], runs: list[dict[str, Any]], verdict: str, size: int, minutes: str) -> str:

@@ -40,6 +40,8 @@ EncoderLayer = int | float
 EMBEDDED = "embedded"
 EMBEDDED_MODEL = str(Path(__file__).parent / "assets" / "embedded")
 EMBEDDED_SELECTOR = str(Path(__file__).parent / "assets" / "selector")
+# In the config of the embedded model: the number of its edition. A selector fits one edition.
+EDITION_NAME = "arr_coc_edition"
 # The layer as a selector: the one that was trained for the model at hand, and the layer before training, for any model.
 TRAINED = "arr-coc"
 UNTRAINED = "arr-coc-untrained"
@@ -141,6 +143,8 @@ class ARRCOCConfig:
             Name of the detector that fills the `text` channel; `None` is the built-in stroke density. Set by the layer.
         base_model_name_or_path (`str`, *optional*):
             The vision-language model this layer was made for.
+        base_model_edition (`int`, *optional*):
+            Of the embedded model, the edition this layer was made for; without one, the first. None for other models.
         compressor_levels (`int`, *optional*, defaults to 0):
             Encoder levels (its output, then DeepStack's) that the learned compressor handles; 0 for no compressor. See
             [`~arr_coc.gaze.compression.ConvCompressor`].
@@ -171,6 +175,7 @@ class ARRCOCConfig:
     max_image_pixels: int = 256_000_000
     text_detector: str | None = None
     base_model_name_or_path: str | None = None
+    base_model_edition: int | None = None
     compressor_levels: int = 0
     seed: int = 0
     arr_coc_version: str = __version__
@@ -179,7 +184,10 @@ class ARRCOCConfig:
         # huggingface_hub's `strict` skips its checks on frozen dataclasses, so they are written out here.
         if self.rank is None and isinstance(self.hidden_size, int) and self.hidden_size > 0:
             object.__setattr__(self, "rank", min(64, max(8, 50_000 // self.hidden_size)))
+        if self.base_model_edition is None and self.base_model_name_or_path == EMBEDDED:
+            object.__setattr__(self, "base_model_edition", 1)
         counts = (
+            *(() if self.base_model_edition is None else ("base_model_edition",)),
             "hidden_size",
             "rank",
             "min_tokens",
@@ -223,8 +231,33 @@ class ARRCOCConfig:
             "hidden_size": config.get_text_config().hidden_size,
             "cell_pixels": vision.patch_size * getattr(vision, "spatial_merge_size", 1),
             "base_model_name_or_path": EMBEDDED if name == EMBEDDED_MODEL else name or None,
+            "base_model_edition": getattr(config, EDITION_NAME, None),
         }
         return cls(**{**fields, **changes})
+
+    def for_base(self, other: ARRCOCConfig) -> ARRCOCConfig:
+        """This configuration with the base model of another, by name and edition."""
+        return dataclasses.replace(
+            self, base_model_name_or_path=other.base_model_name_or_path, base_model_edition=other.base_model_edition
+        )
+
+    def check_edition(
+        self, config: Any, name: str = "the selector", fix: str = "train it again with `arr-coc train`"
+    ) -> None:
+        """Raise `ValueError` if this was made for another edition of the embedded model.
+
+        Args:
+            config (`PreTrainedConfig`): of the model; other models have no edition, and are not refused.
+            name (`str`, *optional*): what the error calls this.
+            fix (`str`, *optional*): what the error says to do.
+        """
+        mine, given = self.base_model_edition, getattr(config, EDITION_NAME, None)
+        if mine is None or given is None or mine == given:
+            return
+        older = "" if self.arr_coc_version == __version__ else f", or install arr-coc=={self.arr_coc_version}"
+        raise ValueError(
+            f"{name} was trained for edition {mine} of the embedded model, this is edition {given}; {fix}{older}"
+        )
 
     @property
     def low_rank(self) -> int:

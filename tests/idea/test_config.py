@@ -38,6 +38,8 @@ def test_is_frozen():
         ({"budget": {"total": 512}}, TypeError, "that of one picture here, got {'total': 512}; give a total to"),
         ({"min_tokens": 500}, ValueError, "500 > 400; raise `max_tokens`"),
         ({"base_model_name_or_path": 3}, TypeError, "must be a string or None, got int"),
+        ({"base_model_edition": "2"}, TypeError, "`base_model_edition` must be an int, got str"),
+        ({"base_model_edition": 0}, ValueError, "`base_model_edition` must be at least 1, got 0"),
         ({"seed": -1}, ValueError, "`seed` must be at least 0"),
     ],
 )

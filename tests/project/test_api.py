@@ -11,7 +11,8 @@ SOURCE = Path(arr_coc.__file__).parent
 PUBLIC = {
     "CHANNELS": "mappingproxy",
     "ARRCOCConfig": "(*, hidden_size, channels, rank, budget, min_tokens, max_tokens, gestalt_tokens, "
-    "cell_pixels, max_image_pixels, text_detector, base_model_name_or_path, compressor_levels, seed, arr_coc_version)",
+    "cell_pixels, max_image_pixels, text_detector, base_model_name_or_path, base_model_edition, compressor_levels, "
+    "seed, arr_coc_version)",
     "ARRCOCLayer": "(config, text_detector)",
     "ARRCOCOutput": "(tokens, indices, mask, budgets, num_kept, expected_tokens, relevance, scores, weights, "
     "tensions, strategy, reason, texture, word_pull)",

@@ -17,6 +17,7 @@ from arr_coc.families.family import open_family
 from arr_coc.families.language_graph import forget_recordings
 from arr_coc.gaze.plan import Gaze
 from arr_coc.inference.arguments import check_ids, check_text
+from arr_coc.inference.load import check_editions
 from arr_coc.inference.session import Run, Session
 from arr_coc.prompting.cache import calling, is_called
 from arr_coc.prompting.encodings import Encodings
@@ -200,6 +201,7 @@ class Attachment:
         self._target: Any = family.target
         if _HANDLE in self._target.__dict__:
             raise ValueError("this model is already attached; call `remove()` on the earlier handle or `detach(model)`")
+        check_editions(selector, self._target)
         self.device = input_device(self._target)
         for part in (selector, getattr(selector, "beside", None)):
             if isinstance(part, nn.Module):

@@ -79,7 +79,7 @@ def load_processor(directory_or_id: str | Path, **hub: Any) -> Any:
 
     ```
     """
-    cls = getattr(transformers, family_class(_load_config(directory_or_id, hub).model_type).processor_class)
+    cls = getattr(transformers, family_class(load_config(directory_or_id, **hub).model_type).processor_class)
     # not `AutoProcessor`, which silently returns a bare tokenizer if it does not know the class
     if "video_processor" not in inspect.signature(cls.__init__).parameters:
         return _load(cls, directory_or_id, hub)
@@ -154,7 +154,7 @@ def load_model(directory_or_id: str | Path, **kwargs: Any) -> nn.Module:
     if kwargs.get("use_safetensors") is False or kwargs.get("gguf_file") is not None:
         raise ValueError("only safetensors are read; leave out `use_safetensors=False` and `gguf_file`")
     hub = {name: kwargs[name] for name in _HUB if name in kwargs}
-    config = _load_config(directory_or_id, hub)
+    config = load_config(directory_or_id, **hub)
     family_class(config.model_type)
     _check_weights(directory_or_id, getattr(config, "transformers_weights", None), kwargs.get("variant"), hub)
     # mismatched sizes are not ignored: with this they are listed like the rest
@@ -240,7 +240,8 @@ def _refused(directory_or_id: str | Path, reason: str) -> ValueError:
     return ValueError(f"{directory_or_id} cannot be opened as a model: {reason}")
 
 
-def _load_config(directory_or_id: str | Path, hub: dict[str, Any]) -> Any:
+def load_config(directory_or_id: str | Path, **hub: Any) -> Any:
+    """The config of a model, without its weights."""
     name = str(directory_or_id)
     if name != EMBEDDED and _is_bare_name(name):
         raise ValueError(f"there is no directory {name!r}, and a Hub id has a slash, as in Qwen/Qwen3-VL-2B-Instruct")
@@ -262,6 +263,12 @@ def _noun(cls: Any) -> str:
 
 def recorded_base(directory_or_id: str | Path, **hub: Any) -> str | None:
     """The base model named in a selector's config; empty if it names none, None if this is not a selector."""
+    config = _read_config(directory_or_id, hub)
+    return None if config is None else str(config.get("base_model_name_or_path") or "")
+
+
+def _read_config(directory_or_id: str | Path, hub: dict[str, Any]) -> dict[str, Any] | None:
+    """What a selector's config says; None if this is not a selector."""
     if _is_bare_name(directory_or_id):
         return None  # no need to ask the Hub
     try:
@@ -272,9 +279,7 @@ def recorded_base(directory_or_id: str | Path, **hub: Any) -> str | None:
         ) from None
     except (OSError, ValueError):
         return None
-    if not isinstance(values, dict) or "arr_coc_version" not in values:
-        return None
-    return str(values.get("base_model_name_or_path") or "")
+    return values if isinstance(values, dict) and "arr_coc_version" in values else None
 
 
 def tuned_base(place: str | Path) -> str | None:
@@ -296,6 +301,8 @@ def has_adapter(selector: str | Path | Selector | None, **hub: Any) -> bool:
 
 def load_adapter(model: nn.Module, selector: str | Path, **hub: Any) -> nn.Module:
     """The base model with the LoRA adapter that was trained with a selector, frozen."""
+    if (config := _read_config(selector, hub)) is not None:
+        ARRCOCConfig.from_dict(config).check_edition(model.config, f"the selector {selector}")
     try:
         from peft import PeftModel
     except ImportError:
@@ -435,6 +442,7 @@ def load_selector(selector: str | Path | Selector | None, model: nn.Module, **hu
             )
         place = EMBEDDED_SELECTOR if str(selector) == EMBEDDED else selector
         loaded = ARRCOCLayer.from_pretrained(place, **hub)
+    check_editions(loaded, model, "the selector" if isinstance(selector, Selector) else f"the selector {selector}")
     for part in (loaded, getattr(loaded, "beside", None)):
         if isinstance(part, ARRCOCLayer):
             width, wanted = part.config.hidden_size, ARRCOCConfig.for_model(model).hidden_size
@@ -444,6 +452,13 @@ def load_selector(selector: str | Path | Selector | None, model: nn.Module, **hu
             part.to(input_device(model))
     result: Selector = loaded
     return result
+
+
+def check_editions(selector: Selector, model: Any, name: str = "the selector") -> None:
+    """Raise `ValueError` if a selector was trained for another edition of the embedded model than this one."""
+    for part in (selector, getattr(selector, "beside", None)):
+        if isinstance(part, ARRCOCLayer):
+            part.config.check_edition(model.config, name)
 
 
 @cache

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from arr_coc.config import PromptBudget
 from arr_coc.families.family import Family, Inputs, open_family
 from arr_coc.gaze.plan import Gaze
+from arr_coc.inference.load import check_editions
 from arr_coc.inference.session import Run, Session, TokenCount
 from arr_coc.prompting.cache import Holding
 from arr_coc.prompting.encodings import Encodings
@@ -209,6 +210,7 @@ def prepare(
     chat = choose_chat(chat, processor)
     settings = Settings(mode, budget, query, query_layers, chat, on_error, images, gaze, encoded=encoded)
     family = open_family(model)
+    check_editions(selector, family.target)
     session = Session(family, selector, settings)
     if session.inside:
         name = selector_name(selector)

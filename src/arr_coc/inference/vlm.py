@@ -22,6 +22,7 @@ from arr_coc.inference.batches import answer_batches, raise_exceptions
 from arr_coc.inference.conversation import Conversation, share_pixels
 from arr_coc.inference.load import (
     ADAPTER,
+    check_editions,
     find_base,
     has_adapter,
     load_adapter,
@@ -142,6 +143,7 @@ class ARRCOCQwen(nn.Module):
 
     @selector.setter
     def selector(self, selector: Selector) -> None:
+        check_editions(selector, self.model)
         self._calls.session.selector = selector
         self._modules["selector"] = selector if isinstance(selector, nn.Module) else None
 
@@ -253,13 +255,13 @@ class ARRCOCQwen(nn.Module):
         if not isinstance(selector, ARRCOCLayer):
             name = selector_name(selector)
             raise ValueError(f"{name!r} has no weights to save; open it by name: from_pretrained(base, {name!r})")
-        base = ARRCOCConfig.for_model(self.model).base_model_name_or_path
-        if not base and not save_base:
+        base = ARRCOCConfig.for_model(self.model)
+        if not base.base_model_name_or_path and not save_base:
             raise ValueError("the base model was not opened by a name, so it must be saved too; pass save_base=True")
         if adapted and save_base:
             raise ValueError("the base has a LoRA adapter, which is saved by itself; merge it first, or drop save_base")
         directory = Path(directory)
-        config, named = selector.config, replace(selector.config, base_model_name_or_path=base)
+        config, named = selector.config, selector.config.for_base(base)
         try:
             selector.config = named
             selector.save_pretrained(directory)

@@ -312,7 +312,7 @@ def features_key(weights: str, processor: Any, layer: ARRCOCLayer, source: str, 
     files = sorted(path.glob("instances*")) if path.is_dir() else [path] if path.is_file() else []
     place = str(path.resolve()) if files else source
     states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    config = replace(layer.config, base_model_name_or_path=None)
+    config = replace(layer.config, base_model_name_or_path=None, base_model_edition=None)
     return _digest((FORMAT, weights, processor.image_processor.to_json_string(), config, place, states, parts))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,10 @@ def open_layer(model: Any, start: str | Path | None) -> ARRCOCLayer:
         return ARRCOCLayer(config)
     place = find_trained(model) if str(start) in (TRAINED, EMBEDDED) else start
     layer = ARRCOCLayer.from_pretrained(place)
+    layer.config.check_edition(model.config, f"the selector {start}")
     for name in ("hidden_size", "cell_pixels"):
         given, wanted = getattr(layer.config, name), getattr(config, name)
         if given != wanted:
             raise ValueError(f"{start} was made for a model with {name} {given}, this one has {wanted}")
-    layer.config = replace(layer.config, base_model_name_or_path=config.base_model_name_or_path)
+    layer.config = layer.config.for_base(config)
     return layer.train()

@@ -15,7 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from arr_coc.config import ARRCOCConfig
+from arr_coc.inference.load import load_config
 from arr_coc.runtime.atomic_files import write_aside
+from arr_coc.runtime.hub import CONFIG_NAME
 from arr_coc.runtime.machine import environment
 from arr_coc.training.answers import open_answers_stage
 from arr_coc.training.checkpoints import list_checkpoints, read_checkpoint, write_checkpoint
@@ -77,7 +80,8 @@ def open_accelerator(device: str) -> Any:
 def check_run(config: TrainConfig) -> None:
     """Refuse to begin where a run was begun, and to go on with other settings than it was begun with."""
     out = Path(config.out)
-    if not list_checkpoints(out):
+    checkpoints = list_checkpoints(out)
+    if not checkpoints:
         return
     if not config.resume:
         raise ValueError(f"{out} holds a run that was begun; go on with --resume, or give another --out")
@@ -85,6 +89,8 @@ def check_run(config: TrainConfig) -> None:
     for name, value in config.record().items():
         if name not in ("save_every", "log_every") and before.get(name) != value:
             raise ValueError(f"{out} was begun with {name} {before.get(name)!r}, not {value!r}; go on with the same")
+    begun = ARRCOCConfig.from_json((checkpoints[-1] / CONFIG_NAME).read_text(encoding="utf-8"))
+    begun.check_edition(load_config(config.base), f"the run in {out}", "give another --out")
 
 
 def run_steps(stage: Stage, config: TrainConfig, accelerator: Any, say: Say | None = None) -> Path:
