@@ -9,6 +9,7 @@ import json
 import random
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,6 +56,7 @@ class Check:
         self.processor = load_processor(directory)
         self.model = load_model(directory, dtype=torch.float32).to(device)
         self.out, self.trained = out, TRAINED if trained is None and directory == EMBEDDED else trained
+        self.selectors = [name for name in SELECTORS if name != TRAINED or self.trained is not None]
         self.found: dict[str, Any] = {"given": given, "exact": {}, "others": {}}
         if out is not None and out.exists():
             self.found |= read_figures(out)
@@ -68,12 +70,16 @@ class Check:
         answers = answer_examples(self.model, self.processor, samples, chosen, budget)
         return round(exact_match(samples, answers), 4)
 
-    def measure(self, part: str, name: str, measure: Callable[[], Any]) -> Any:
-        """A figure of a part, measured if it is not known, and written at once."""
+    def ask(self, world: str, kind: str, count: int, selector: str | None = None, budget: float | None = None) -> float:
+        """Share of exact answers to test samples of a kind."""
+        return self.share(draw(world, kind, count), selector, budget)
+
+    def measure(self, part: str, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """A figure of a part, `function(*arguments)` if it is not known; written at once."""
         known = self.found.setdefault(part, {})
         if name not in known:
             begin = time.time()
-            known[name] = measure()
+            known[name] = function(*arguments)
             print(f"{part}: {name}: {known[name]} ({time.time() - begin:.0f} s)", flush=True)
             if self.out is not None:
                 write_aside(self.out, json.dumps(self.found, indent=1) + "\n")
@@ -119,18 +125,20 @@ def strangers() -> list[Example]:
 
 def check_photos(check: Check, folder: Path) -> None:
     """Yes and no in our own wordings and in POPE's, other questions, and whether tokens know where things are."""
-    photos = read_photos(folder / "validation")
+    photos, others = read_photos(folder / "validation"), read_photos(folder / "train")[:LEARNED]
     for name, wording in (("presence", "own"), ("presence_pope", "pope")):
-        check.measure("photos", name, lambda wording=wording: check.share(presence_examples(photos, 0, wording)))
+        check.measure("photos", name, check.share, presence_examples(photos, 0, wording))
     for kind in ("photo_count", "photo_side", "photo_relation"):
-        check.measure("photos", kind, lambda kind=kind: check.share(photo_examples(photos, kind, 0)))
-    others = read_photos(folder / "train")[:LEARNED]
-    arguments = (check.model, check.processor, photos)
-    for name, measure in (
-        ("where, by cosine", lambda: where_auc(*arguments)),
-        ("where, by a linear probe", lambda: probe_auc(*arguments, others)),
-    ):
-        check.measure("photos", name, measure)
+        check.measure("photos", kind, check.share, photo_examples(photos, kind, 0))
+    check.measure("photos", "where, by cosine", where_auc, check.model, check.processor, photos)
+    check.measure("photos", "where, by a linear probe", probe_auc, check.model, check.processor, photos, others)
+
+
+def check_needles(check: Check, count: int) -> None:
+    """Needles in pictures of 2048 pixels."""
+    check.processor.image_processor.size = {"shortest_edge": 128**2, "longest_edge": 2048**2}
+    samples = [make_example("needles", split_seed("test", index), None, (2048, 2048)) for index in range(count)]
+    check.measure("others", f"needles of 2048 pixels, {count}", check.share, samples)
 
 
 def failures(found: dict[str, Any], first: dict[str, Any] | None) -> list[str]:
@@ -173,34 +181,27 @@ def main(
     large: Annotated[int, typer.Option(help="Needles of 2048 pixels to ask for; better on a GPU.")] = 0,
     first: Annotated[Path | None, typer.Option(help="Figures of the first edition, to compare with.")] = None,
 ) -> None:
-    name = EMBEDDED if model is None else model.name
     trained = None if selector is None else str(selector)
-    known = [kind for part in COURSES["all"] for kind in part.kinds if kind[0] != "photos"]
-    wanted = kinds.split(",") if kinds else [kind for _, kind in known]
-    if unknown := sorted(set(wanted) - {kind for _, kind in known}):
-        raise typer.BadParameter(f"no kind is named {', '.join(unknown)}; there are {', '.join(k for _, k in known)}")
-    given = {"model": name, "samples": n, "pruned": pruned, **({} if trained is None else {"selector": trained})}
+    known = {kind: world for part in COURSES["all"] for world, kind in part.kinds if world != "photos"}
+    wanted = kinds.split(",") if kinds else list(known)
+    if unknown := sorted(set(wanted) - set(known)):
+        raise typer.BadParameter(f"no kind is named {', '.join(unknown)}; there are {', '.join(known)}")
+    given = {"model": EMBEDDED if model is None else model.name, "samples": n, "pruned": pruned}
+    given |= {} if trained is None else {"selector": trained}
     check = Check(str(model or EMBEDDED), device, out, given, trained)
-    for world, kind in known:
+    for kind, world in known.items():
         if kind not in wanted:
             continue
-        check.measure("exact", kind, lambda world=world, kind=kind: check.share(draw(world, kind, n)))
-        if not pruned or kind not in CHOSEN:
-            continue
-        for name in SELECTORS:
-            if name == TRAINED and check.trained is None:
-                continue
-            for budget in BUDGETS:
-                samples = (draw, (world, kind, pruned), (name, budget))
+        check.measure("exact", kind, check.ask, world, kind, n)
+        if pruned and kind in CHOSEN:
+            for name, budget in product(check.selectors, BUDGETS):
                 row = f"{kind}, {name}, {budget:g}"
-                check.measure("pruned", row, lambda given=samples: check.share(given[0](*given[1]), *given[2]))
-    check.measure("others", "strangers", lambda: check.share(strangers()))
+                check.measure("pruned", row, check.ask, world, kind, pruned, name, budget)
+    check.measure("others", "strangers", check.share, strangers())
     if photos is not None:
         check_photos(check, photos)
     if large:
-        check.processor.image_processor.size = {"shortest_edge": 128**2, "longest_edge": 2048**2}
-        samples = [make_example("needles", split_seed("test", index), None, (2048, 2048)) for index in range(large)]
-        check.measure("others", f"needles of 2048 pixels, {large}", lambda: check.share(samples))
+        check_needles(check, large)
     short = failures(check.found, None if first is None else read_figures(first))
     print("\n".join(short) or "everything holds")
     raise typer.Exit(int(bool(short)))

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
+import typer
 from PIL import Image
 from recipe import import_recipe
 
 from arr_coc import ChatTokens, load_processor
+from arr_coc.config import EMBEDDED_MODEL
 from arr_coc.data.coco import Photo
 from arr_coc.inference.load import load_model
 
@@ -280,3 +282,19 @@ def test_part_of_a_photograph_keeps_its_boxes_true(recipe, tmp_path):
         else:
             assert not red.any() or "dog" in part.crowds
     assert kept > 20
+
+
+def test_what_is_known_is_not_measured_again(tmp_path):
+    check, out = import_recipe("check").check, tmp_path / "figures.json"
+    given = {"model": "embedded", "samples": 2, "pruned": 0}
+    first = check.Check("embedded", "cpu", out, given)
+    assert first.measure("exact", "color", first.ask, "scenes", "color", 2) == 1.0
+    assert first.measure("pruned", "color, random, 0.06", first.ask, "scenes", "color", 2, "random", 0.06) < 1
+    assert check.read_figures(out) == first.found
+    again = check.Check("embedded", "cpu", out, given)
+    assert again.measure("exact", "color", pytest.fail, "was measured again") == 1.0
+    assert again.measure("exact", "read", len, "abc") == 3  # the control
+    assert again.selectors == list(check.SELECTORS)
+    assert "arr-coc" not in check.Check(EMBEDDED_MODEL, "cpu", None, given).selectors
+    with pytest.raises(typer.BadParameter, match="give another --out"):
+        check.Check("embedded", "cpu", out, given | {"samples": 3})
