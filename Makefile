@@ -99,7 +99,7 @@ $(LMMS)/stamp: pyproject.toml constraints.txt
 $(LOWEST)/stamp: pyproject.toml constraints-lowest.txt
 	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt \
-		-e ".[train,demo]" pytest pytest-xdist hypothesis
+		-e ".[train,demo,eval]" pytest pytest-xdist hypothesis
 	@touch $@
 
 clean:  ## remove the environment and the caches

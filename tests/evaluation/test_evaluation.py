@@ -1,11 +1,14 @@
 """`arr-coc eval` and `arr-coc bench`: the same report whatever happens, honest sums, and mistakes in one line."""
 
+import base64
 import importlib.util
+import io
 import itertools
 import json
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -110,7 +113,7 @@ def test_times_have_every_stage_and_the_cache_is_as_long_as_what_was_read(finish
 @pytest.mark.slow
 def test_the_report_needs_nothing_else_and_says_what_it_stands_on(finished):
     page, text = (finished / "report.html").read_text(), (finished / "report.md").read_text()
-    assert not re.search(r"(src|href)=\"(?!data:)", page)
+    assert not re.search(r"(src|href)=\"(?!data:|#)", page)
     assert page.count("<svg") == 2
     for words in ("At a glance", "Against arr-coc", "Task scenes", "Looking, camouflage", "Cost", "holds to"):
         assert words in page or words in text
@@ -504,16 +507,111 @@ def test_an_empty_store_is_no_report(tmp_path):
         write_report(Store(tmp_path, {}), [], ["full"], ["0.25"], {})
 
 
+def heights_of_names(chart, names):
+    """Where the names at the right edge stand, from the top."""
+    found = re.findall(
+        r'translate\(([\d.]+) ([\d.]+)\)[^>]*>([^<]+)</text>|x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]+)</text>', chart
+    )
+    return {a or b: float(y or z) for _, y, a, _, z, b in found if (a or b) in names}
+
+
 def test_a_chart_has_every_line_and_names_do_not_lie_on_each_other():
-    lines = {f"method {n}": [(6.0, 0.5), (50.0, 0.9)] for n in range(18)}
+    lines = {f"method {n}": [(6.0, 0.5), (50.0, 0.9)] for n in range(25)}
     drawn = line_chart(lines, "tokens, %", "accuracy", "method 3", (0.8, "level"))
-    assert drawn.count("<polyline") == 18
-    heights = sorted(float(y) for y in re.findall(r'<text x="504" y="([\d.]+)"', drawn))
-    assert len(heights) == 18
-    assert min(b - a for a, b in itertools.pairwise(heights)) >= 13.9
-    assert max(heights) < 400
+    assert [drawn.count(f"<title>{name}</title>") for name in (*lines, "level")] == [1] * 26
+    heights = sorted(heights_of_names(drawn, {*lines, "level"}).values())
+    assert len(heights) == 26
+    assert min(b - a for a, b in itertools.pairwise(heights)) >= 12
+    bottom = float(re.search(r'viewBox="0 0 \d+ ([\d.]+)"', drawn)[1])
+    assert 0 < heights[0] < heights[-1] < bottom
     with pytest.raises(ValueError, match="at least one point"):
         line_chart({}, "x", "y")
+
+
+def test_a_chart_is_the_same_every_time_and_has_no_letters_as_paths_and_no_useless_ids():
+    lines = {"a$b$": [(6.0, 0.5), (50.0, 0.9)], "<i>": [(5.0, 0.4)], "x" * 40: [(7.0, 0.4)], "none": []}
+    drawn = line_chart(lines, "tokens, %", "accuracy", "a$b$")
+    assert drawn == line_chart(lines, "tokens, %", "accuracy", "a$b$")
+    assert drawn != line_chart(lines, "tokens, %", "accuracy", "<i>")  # the control: another is strong
+    shown = heights_of_names(drawn, {"a$b$", "&lt;i&gt;", "x" * 19 + "…", "none"})
+    assert set(shown) == {"a$b$", "&lt;i&gt;", "x" * 19 + "…"}
+    assert f"<title>{'x' * 40}</title>" in drawn
+    assert "currentColor" in drawn
+    assert "currentColor" not in line_chart(lines, "x", "y", ink="#666")
+    ids = re.findall(r' id="([^"]+)"', drawn)
+    assert ids
+    assert all(f"#{name}" in drawn for name in ids)
+    assert not re.search(r"<(metadata|dc:date)|svg [^>]* (width|height)=", drawn)
+
+
+def test_lines_keep_their_look_where_another_has_no_points():
+    points = [(6.0, 0.5), (50.0, 0.9)]
+    colours = [
+        re.search(r"<title>b</title>.*?stroke: (#\w+)", line_chart({"a": first, "b": points}, "x", "y"), re.DOTALL)[1]
+        for first in (points, [])
+    ]
+    assert colours[0] == colours[1]
+    alone = line_chart({"b": points}, "x", "y")
+    assert re.search(r"<title>b</title>.*?stroke: (#\w+)", alone, re.DOTALL)[1] != colours[0]
+
+
+def write_small_page(folder, selectors, title="t", question="what?"):
+    """A report of one question that all selectors got wrong."""
+    item = Example(question, Image.new("RGB", (640, 320), "red").copy, "0", ("x",), ((0.0, 0.0, 1.0, 1.0),))
+    kept = {"coverage": 0.75, "seen": 0.75, "grid": [4, 1], "kept": "e0"}
+    records = [record(name, 0, 0.0, "full" if name == "full" else "0.25", task=title, **kept) for name in selectors]
+    store = Store(folder, {"model": "x"})
+    store.add(records)
+    write_report(store, [Task(title, "exact", [item])], selectors, ["0.25"], {"command": "a <b> & *c*"})
+    return (folder / "report.html").read_text()
+
+
+def test_a_page_has_contents_that_lead_somewhere_and_the_original_beside_ours(tmp_path):
+    page = write_small_page(tmp_path, ["full", "grid", OURS], title="a<b>/c", question="<script>1</script>")
+    links, anchors = re.findall(r'<a [^>]*href="#([^"]+)"', page), re.findall(r'<h[12] id="([^"]+)"', page)
+    assert set(links) == set(anchors)
+    assert len(anchors) == len(set(anchors)) >= 5
+    assert {"charts", "at-a-glance", "worst-examples"} < set(anchors)
+    assert '<meta name="viewport"' in page
+    assert page.count('<div class="table"') == page.count("<table>") >= 3
+    assert "<script>" not in page
+    assert "<b>/c" not in page
+    assert "&lt;script&gt;1&lt;/script&gt;" in page
+    pictures = re.findall(r'<img alt="([^"]+)" src="data:image/jpeg;base64,([^"]+)"', page)
+    assert [name for name, _ in pictures] == ["the original picture", f"cells kept by {OURS}", "cells kept by grid"]
+    opened = [Image.open(io.BytesIO(base64.b64decode(data))) for _, data in pictures]
+    assert [picture.size for picture in opened] == [(480, 240), (480, 240), (160, 80)]
+    assert opened[0].getpixel((240, 230))[0] > 200  # nothing is darkened
+    assert opened[1].getpixel((240, 230))[0] < 100  # the last row was not kept
+    assert opened[1].getpixel((240, 10))[0] > 200
+
+
+def test_what_the_report_needs_is_named_if_it_is_missing(monkeypatch, tmp_path):
+    monkeypatch.setattr("arr_coc.cli.evaluate.find_spec", lambda name: None if name in ("scipy", "jinja2") else name)
+    result = call("eval", "--limit", "1", "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert result.stderr == 'error: arr-coc eval needs scipy, jinja2; pip install "arr-coc[eval]"\n'
+    assert not (tmp_path / "out").exists()
+
+
+WITHOUT = """
+import sys
+for name in ("scipy", "rapidfuzz", "matplotlib"):
+    sys.modules[name] = None
+import arr_coc.drawing.sheet, arr_coc.evaluation.run, arr_coc.evaluation.timing, arr_coc.cli
+{}
+arr_coc.cli.app(["ask", {!r}, "what does the purple text say?"])
+"""
+
+
+@pytest.mark.slow
+def test_questions_are_answered_without_what_the_report_needs():
+    example = str(ROOT / "src" / "arr_coc" / "assets" / "examples" / "shapes.png")
+    for more, code in (("", 0), ("import arr_coc.evaluation.statistics", 1)):  # the control needs scipy
+        run = [sys.executable, "-c", WITHOUT.format(more, example)]
+        done = subprocess.run(run, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+        assert ("scipy" in done.stderr) == bool(code)
 
 
 # times alone
@@ -539,10 +637,8 @@ def test_the_bench_times_a_shape_and_writes_what_it_printed(tmp_path):
 # what is committed
 
 
-def test_the_committed_results_say_what_the_readme_says_of_them():
-    module = load_benchmark("readme")
-    summary = json.loads(module.RESULTS.read_text())
-    assert f"{module.BEGIN}{module.make_table(summary)}{module.END}" in (ROOT / "README.md").read_text()
+def test_the_committed_results_say_what_the_docs_say_of_them():
+    summary = json.loads(load_benchmark("accuracy").RESULTS.read_text())
     rows = {(row["selector"], row["budget"]): row for row in summary["rows"]}
     for budget in ("0.25", "0.125", "0.06"):
         others = {name for name, at in rows if at == budget} - {OURS, "oracle"}
@@ -558,7 +654,9 @@ def test_the_committed_results_say_what_the_readme_says_of_them():
 def load_benchmark(name):
     spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        spec.loader.exec_module(module)
     return module
 
 
@@ -573,7 +671,7 @@ def test_committed_summaries_are_those_of_their_records():
 def test_figures_are_drawn_from_the_results_as_they_are():
     """A figure that is older than its results does not have their digest."""
     results = ROOT / "benchmarks" / "results"
-    drawn = [(load_benchmark("readme").FIGURE, load_benchmark("readme").RESULTS)]
+    drawn = [(load_benchmark("accuracy").FIGURE, load_benchmark("accuracy").RESULTS)]
     drawn += [(ROOT / "docs" / "images" / "answers.svg", results / "gaze-h200.json")]
     drawn += [(report, report.parent / "summary.json") for report in results.glob("eval-*/report.*")]
     assert len(drawn) >= 5

@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from arr_coc.evaluation.tasks import Task
 
 TIMED = 32  # pictures to time, or `limit` if that is fewer
+NEEDS = ("scipy", "rapidfuzz", "matplotlib", "jinja2")  # of the extra `eval`
 
 
 def evaluate(
@@ -91,6 +93,8 @@ class Evaluation:
 
 def run_evaluation(plan: Evaluation) -> dict[str, Any]:
     """Measure what is not measured yet, and write the report; returns its summary."""
+    if missing := [name for name in NEEDS if find_spec(name) is None]:
+        raise ValueError(f'arr-coc eval needs {", ".join(missing)}; pip install "arr-coc[eval]"')
     from arr_coc.config import EMBEDDED
     from arr_coc.evaluation.contenders import open_contenders, parse_budgets
     from arr_coc.evaluation.records import Store

@@ -1,16 +1,48 @@
-"""Line charts as SVG text: sharp at any size, readable in light and dark, without a plotting library."""
+"""Line charts as SVG text, drawn by matplotlib: sharp at any size, readable on a phone, in light and in dark.
+
+Matplotlib comes with the extra `eval`; nothing that answers questions imports this module.
+"""
 
 from __future__ import annotations
 
+import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Any
 
-# Okabe and Ito's palette, which the colour-blind can tell apart; lines that share a colour differ in their dashes.
+import matplotlib as mpl
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullLocator
+
+# Okabe and Ito's palette, which the colour-blind can tell apart; lines of one colour differ in dashes and markers.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f")
-DASHES = ("", "6 3", "2 3")
-WIDTH, HEIGHT = 640, 400
-LEFT, RIGHT, TOP, BOTTOM = 56, 150, 16, 48
+DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
+MARKERS = ("o", "s", "^")
+# In points, as the labels are: on a screen 360 pixels wide, they are about as large as they are here.
+WIDTH, HEIGHT, TEXT, LABEL = 390, 300, 11, 10
+LEFT, TOP, BOTTOM, GAP, KEY = 42, 10, 54, 13, 18
+LONGEST = 20  # letters of a label
+NEAR = 0.85  # of the axis: from there on, a line is joined with its name
+LOGARITHMIC = 5  # the largest x over the smallest from which on the x axis is logarithmic
+_INK = "#010203"  # stands for `ink` until the SVG is written
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",  # letters stay letters
+    "svg.hashsalt": "arr-coc",  # the same chart has the same text
+    "text.parse_math": False,  # a dollar in a name is a dollar
+    "font.size": TEXT,
+    "text.color": _INK,
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
 
 Points = Sequence[tuple[float, float]]
 
@@ -24,10 +56,11 @@ def line_chart(
     ink: str = "currentColor",
     note: str = "",
 ) -> str:
-    """Draw named lines over a logarithmic x axis.
+    """Draw named lines, each with its name at its end; over a wide range of x the x axis is logarithmic.
 
     Args:
-        lines (`Mapping[str, Sequence[tuple[float, float]]]`): points of each line by its name; x must be above 0.
+        lines (`Mapping[str, Sequence[tuple[float, float]]]`): points of each line by its name, joined in this order;
+            x must be above 0. A line without points is left out, and the others look as they do beside it.
         x_label, y_label (`str`): labels of the axes, with units.
         strong (`str`, *optional*): name of the line to draw thicker.
         level (`tuple[float, str]`, *optional*): height and name of a horizontal line.
@@ -35,100 +68,109 @@ def line_chart(
         note (`str`, *optional*): a small line at the foot, such as where the numbers come from.
 
     Returns:
-        `str`: the SVG.
+        `str`: the SVG; the same for the same arguments.
 
     Example:
 
     ```python
     >>> from arr_coc.drawing.charts import line_chart
-    >>> line_chart({"a": [(1, 0.5), (10, 1.0)]}, "tokens", "accuracy").count("<polyline")
+    >>> line_chart({"a": [(1, 0.5), (10, 1.0)]}, "tokens", "accuracy").count("<title>a</title>")
     1
 
     ```
     """
-    points = [point for line in lines.values() for point in line]
-    if not points:
+    drawn = {name: list(points) for name, points in lines.items() if points}
+    if not drawn:
         raise ValueError("`lines` has no points; a chart needs at least one point")
-    xs, ys = [math.log(x) for x, _ in points], [y for _, y in points]
+    ends = {name: max(points) for name, points in drawn.items()}
     if level is not None:
-        ys.append(level[0])
-    low_x, high_x = min(xs), max(max(xs), min(xs) + 1e-6)
-    high_y = math.ceil(10 * max(ys) + 1e-9) / 10
-    low_y = min(math.floor(10 * min(ys)) / 10, high_y - 0.1)
-    inner_width, inner_height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
-
-    def across(x: float) -> float:
-        return LEFT + inner_width * (math.log(x) - low_x) / (high_x - low_x)
-
-    def down(y: float) -> float:
-        return TOP + inner_height * (high_y - y) / (high_y - low_y)
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(y_label)} over {escape(x_label)}" font-family="system-ui, sans-serif" font-size="12" '
-        f'fill="{ink}">'
-    ]
-    step = 0.1 if high_y - low_y <= 0.8 else 0.2
-    for number in range(round((high_y - low_y) / step) + 1):
-        y = high_y - number * step
-        parts.append(f'<path d="M{LEFT} {down(y):.1f}H{WIDTH - RIGHT}" stroke="{ink}" stroke-opacity="0.15"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{down(y) + 4:.1f}" text-anchor="end">{y:.1f}</text>')
-    for x in _ticks(math.exp(low_x), math.exp(high_x)):
-        parts.append(f'<path d="M{across(x):.1f} {HEIGHT - BOTTOM}v5" stroke="{ink}"/>')
-        parts.append(f'<text x="{across(x):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{x:g}</text>')
-    parts.append(f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" stroke="{ink}" fill="none"/>')
-    parts.append(f'<text x="{LEFT + inner_width / 2}" y="{HEIGHT - 14}" text-anchor="middle">{escape(x_label)}</text>')
-    if note:
-        parts.append(f'<text x="4" y="{HEIGHT - 3}" font-size="9" fill-opacity="0.7">{escape(note)}</text>')
-    middle = TOP + inner_height / 2
-    parts.append(f'<text transform="translate(14 {middle}) rotate(-90)" text-anchor="middle">{escape(y_label)}</text>')
-    if level is not None:
-        y = down(level[0])
-        parts.append(
-            f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="{ink}" stroke-dasharray="1 4"/>'
-            f'<text x="{LEFT + 6}" y="{y - 5:.1f}" font-style="italic">{escape(level[1])}</text>'
-        )
-    names = sorted(lines, key=lambda name: name == strong)  # the strong line is drawn last, over the others
-    places = _spread({name: down(max(lines[name])[1]) for name in names if lines[name]})
-    for name in names:
-        if not lines[name]:
-            continue
-        number = list(lines).index(name)
-        colour, dash = COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
-        width = 3.5 if name == strong else 1.6
-        line = sorted(lines[name])
-        path = " ".join(f"{across(x):.1f},{down(y):.1f}" for x, y in line)
-        parts.append(
-            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}"'
-            + (f' stroke-dasharray="{dash}"' if dash else "")
-            + f"><title>{escape(name)}</title></polyline>"
-        )
-        parts += [f'<circle cx="{across(x):.1f}" cy="{down(y):.1f}" r="{width}" fill="{colour}"/>' for x, y in line]
-        weight = ' font-weight="bold"' if name == strong else ""
-        end = across(line[-1][0])
-        parts.append(
-            f'<path d="M{end + 4:.1f} {down(line[-1][1]):.1f}L{WIDTH - RIGHT + 10} {places[name]:.1f}" '
-            f'stroke="{colour}" stroke-opacity="0.4"/>'
-            f'<text x="{WIDTH - RIGHT + 14}" y="{places[name] + 4:.1f}" fill="{colour}"{weight}>{escape(name)}</text>'
-        )
-    return "".join([*parts, "</svg>"])
+        ends[level[1]] = (max(x for x, _ in ends.values()), level[0])
+    names = {name: name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…" for name in ends}
+    height = max(HEIGHT, TOP + BOTTOM + GAP * len(ends))
+    right = KEY + 18 + 0.62 * LABEL * max(map(len, names.values()))  # room for the names
+    with style.context("default"), mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(WIDTH / 72, height / 72))
+        axes = figure.add_axes((LEFT / WIDTH, BOTTOM / height, 1 - (LEFT + right) / WIDTH, 1 - (TOP + BOTTOM) / height))
+        _set_axes(axes, list(drawn.values()), ends)
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(y_label)
+        if note:
+            figure.text(4 / WIDTH, 4 / height, note, size=7.5, alpha=0.7)
+        places = _spread(axes, {name: y for name, (_, y) in ends.items()}, height)
+        looks = {name: _look(number, name == strong) for number, name in enumerate(lines)}
+        for number, (name, end) in enumerate(ends.items()):
+            look = looks.get(name, {"color": _INK, "linewidth": 1, "linestyle": (0, (1, 3))})
+            if name in drawn:
+                axes.plot(*zip(*drawn[name], strict=True), **look, gid=f"line {number}", clip_on=False)
+            else:
+                axes.axhline(end[1], **look, gid=f"line {number}")
+            place, key = places[name] / height, (WIDTH - right + 14) / WIDTH
+            if axes.transLimits.transform(axes.transScale.transform(end))[0] > NEAR:  # else it would cross other lines
+                axes.annotate(
+                    "", end, (key, place), textcoords="figure fraction",
+                    arrowprops={"arrowstyle": "-", "color": look["color"], "alpha": 0.4, "shrinkA": 0, "shrinkB": 4},
+                )  # fmt: skip
+            xs = [key, key + KEY / 2 / WIDTH, key + KEY / WIDTH]
+            figure.add_artist(Line2D(xs, [place] * 3, **look, markevery=[1]))
+            weight = "bold" if name == strong else "normal"
+            figure.text(xs[-1] + 4 / WIDTH, place, names[name], size=LABEL, va="center_baseline", weight=weight)
+        written = io.StringIO()
+        figure.savefig(written, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return _tidy(written.getvalue(), list(ends), f"{y_label} over {x_label}").replace(_INK, ink)
 
 
-def _spread(wanted: Mapping[str, float], gap: float = 14.0) -> dict[str, float]:
-    """Heights of the labels, as close to the wanted ones as possible without overlapping."""
+def _look(number: int, strong: bool) -> dict[str, Any]:
+    """Colour, dashes, marker and width of a line."""
+    turn = number // len(COLOURS) % len(DASHES)
+    look = {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[turn], "marker": MARKERS[turn]}
+    # the strong line lies below the others, so that its width hides none of them
+    return look | {"linewidth": 3 if strong else 1.3, "markersize": 6.5 if strong else 4, "zorder": 3 if strong else 4}
+
+
+def _set_axes(axes: Axes, lines: Sequence[Points], ends: Mapping[str, tuple[float, float]]) -> None:
+    """Limits and ticks; y reaches from one round tenth to another."""
+    xs = [x for points in lines for x, _ in points]
+    ys = [y for points in (*lines, ends.values()) for _, y in points]
+    if max(xs) > LOGARITHMIC * min(xs):
+        axes.set_xscale("log")
+        axes.set_xlim(min(xs) / 1.05, max(xs) * 1.05)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_minor_locator(NullLocator())
+    else:
+        margin = 0.04 * (max(xs) - min(xs)) or 0.5 * max(xs)
+        axes.set_xlim(min(xs) - margin, max(xs) + margin)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+    high = math.ceil(10 * max(ys) - 1e-9) / 10
+    axes.set_ylim(min(math.floor(10 * min(ys) + 1e-9) / 10, high - 0.1), high)
+    axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
+    axes.grid(axis="y", color=_INK, alpha=0.15)
+    axes.tick_params(axis="y", length=0)
+
+
+def _spread(axes: Axes, wanted: Mapping[str, float], height: float) -> dict[str, float]:
+    """Heights of the labels in points, as close to those of their lines as possible without overlapping."""
+    low, high = axes.get_ylim()
+    bottom, top = BOTTOM, height - TOP
     placed: dict[str, float] = {}
-    last = TOP - gap
-    for name in sorted(wanted, key=lambda name: wanted[name]):
-        last = max(wanted[name], last + gap)
+    last = top + GAP
+    for name in sorted(wanted, key=lambda name: -wanted[name]):
+        last = min(bottom + (top - bottom) * (wanted[name] - low) / (high - low), last - GAP)
         placed[name] = last
-    last = HEIGHT - 4 + gap
-    for name in sorted(placed, key=lambda name: -placed[name]):  # labels below the bottom move up again
-        last = min(placed[name], last - gap)
+    last = bottom - 2 * GAP
+    for name in sorted(placed, key=lambda name: placed[name]):  # labels below the bottom move up again
+        last = max(placed[name], last + GAP)
         placed[name] = last
     return placed
 
 
-def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers from `low` to `high` for the ticks of a logarithmic axis."""
-    candidates = [base * 10.0**power for power in range(-3, 7) for base in (1, 2, 5)]
-    return [tick for tick in candidates if low * 0.999 <= tick <= high * 1.001] or [round(low, 2)]
+def _tidy(svg: str, names: Sequence[str], label: str) -> str:
+    """The SVG alone, as wide as there is room, with names to hover over and no ids that nothing refers to."""
+    svg = svg[svg.index("<svg") :].strip()
+    svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(<svg [^>]*?) width="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(<svg [^>]*?) height="[^"]*"', rf'\1 role="img" aria-label="{escape(label)}"', svg, count=1)
+    for number, name in enumerate(names):
+        svg = svg.replace(f'<g id="line {number}">', f"<g><title>{escape(name)}</title>")
+    used = set(re.findall(r"#(\w+)[\")]", svg))
+    return re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", svg)

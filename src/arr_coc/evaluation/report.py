@@ -9,12 +9,14 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
+from itertools import count
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 from PIL import Image
 
 from arr_coc.data.example import Example, MissingPicture
@@ -31,29 +33,28 @@ from arr_coc.evaluation.tasks import Task
 from arr_coc.runtime.atomic_files import write_aside
 
 WORST = 2  # wrong answers shown per task
-SHOWN = 160  # longest side in pixels of a picture in the report
-_STYLE = """
-:root { color-scheme: light dark; --line: #8884; --soft: #8881; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
-.table { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .7rem; border-bottom: 1px solid var(--line); text-align: left; white-space: nowrap; }
-td:last-child { white-space: normal; } tbody tr:hover { background: var(--soft); }
-.charts { display: flex; flex-wrap: wrap; gap: 1rem; } .charts > figure { flex: 1 1 26rem; margin: 0; }
-.looks { display: flex; flex-wrap: wrap; gap: .6rem; } .looks figure { margin: 0; width: 160px; font-size: .8rem; }
-.looks img { width: 160px; height: auto; border-radius: 4px; } code { background: var(--soft); padding: 0 .2em; }
-"""
+LARGE, SMALL = 480, 160  # longest side in pixels of the original and of our picture, and of the others
+_TAGS = ((r"\*\*(.+?)\*\*", "b"), (r"\*(.+?)\*", "i"), (r"`(.+?)`", "code"))
+
+
+class Look(NamedTuple):
+    """What a selector kept, as a picture (JPEG in base64), and its answer."""
+
+    selector: str
+    answer: str
+    picture: str
 
 
 @dataclass(frozen=True)
 class WrongAnswer:
-    """A question that our layer got wrong, with the kept cells and the answer of every selector."""
+    """A question that our layer got wrong, the picture, and what every selector kept and answered, ours first."""
 
     task: str
     question: str
     wanted: str
     why: str
-    looks: list[tuple[str, str, str]]  # name, answer, picture as base64
+    original: str
+    looks: list[Look]
 
 
 def write_report(
@@ -108,19 +109,20 @@ def draw_charts(summary: Mapping[str, Any], ink: str = "currentColor") -> dict[s
     for row in summary["rows"]:
         if "accuracy" in row and row["selector"] != FULL:
             tokens.setdefault(row["selector"], []).append((100 * row["share"], row["accuracy"]))
+            timed = times.setdefault(row["selector"], [])
             if row["times"]:
-                times.setdefault(row["selector"], []).append((row["times"]["first_token_ms"], row["accuracy"]))
+                timed.append((row["times"]["first_token_ms"], row["accuracy"]))
     full = next((row["accuracy"] for row in summary["rows"] if row["selector"] == FULL and "accuracy" in row), None)
     if not tokens:
         return {}
-    level = None if full is None else (HOLDS * full, f"{100 * HOLDS:.0f} % of all tokens")
+    level = None if full is None else (HOLDS * full, f"{100 * HOLDS:.0f} % of {FULL}")
     note = name_origin(summary.get("about", {}))
 
     def draw(lines: Mapping[str, Points], x_label: str) -> str:
         return line_chart(lines, x_label, "accuracy", ours_in(summary), level, ink, note)
 
     charts = {"Accuracy over tokens": draw(tokens, "visual tokens, % of all")}
-    if times:
+    if any(times.values()):
         charts["Accuracy over time"] = draw(times, "time to the first token, ms")
     return charts
 
@@ -161,10 +163,13 @@ def _draw_wrong(task: Task, number: int, budget: str, rows: Mapping[str, Record]
     for name in sorted(rows, key=lambda name: (name != ours, name)):
         row = rows[name]
         if row.kept is not None and row.grid is not None:
-            looks.append((name, row.answer or "", _draw(opened, read_bits(row.kept, row.grid))))
+            side = LARGE if name == ours else SMALL
+            looks.append(Look(name, row.answer or "", _draw(opened, read_bits(row.kept, row.grid), side)))
     title = f"{task.name}, {write_budget(budget)}"
     why = attribute(_add_seen(rows[ours], item))
-    return [WrongAnswer(title, item.question, " | ".join(sorted(set(item.answers))), why, looks)]
+    grid = rows[ours].grid or [1, 1]
+    original = _draw(opened, np.ones(grid, dtype=bool), LARGE)
+    return [WrongAnswer(title, item.question, " | ".join(sorted(set(item.answers))), why, original, looks)]
 
 
 def _add_seen(record: Record, item: Example) -> Record:
@@ -175,16 +180,16 @@ def _add_seen(record: Record, item: Example) -> Record:
     return replace(record, seen=answer_coverage(kept, item))
 
 
-def _draw(opened: Image.Image | list[Image.Image], kept: np.ndarray) -> str:
-    """A thumbnail with the cells that were not kept darkened, as base64 JPEG; a clip has several."""
+def _draw(opened: Image.Image | list[Image.Image], kept: np.ndarray, side: int) -> str:
+    """A picture with the cells that were not kept darkened, as base64 JPEG; a clip has several."""
     if isinstance(opened, Image.Image):
-        shown = _darken(opened, kept, SHOWN)
+        shown = _darken(opened, kept, side)
     else:
         kept = kept.reshape(-1, *kept.shape[-2:])  # [t, h, w]; a clip may have one group of frames only
         columns = math.ceil(len(kept) ** 0.5)
         firsts = opened[:: -(-len(opened) // len(kept))]  # of each group
-        side = 2 * SHOWN // columns
-        shown = lay_frames([_darken(*pair, side) for pair in zip(firsts, kept, strict=True)], columns)
+        each = 2 * side // columns
+        shown = lay_frames([_darken(*pair, each) for pair in zip(firsts, kept, strict=True)], columns)
     file = io.BytesIO()
     shown.save(file, "JPEG", quality=70)
     return base64.b64encode(file.getvalue()).decode()
@@ -231,42 +236,54 @@ def table_markdown(section: Section) -> str:
 def _html(
     summary: Mapping[str, Any], sections: Sequence[Section], charts: Mapping[str, str], worst: Sequence[WrongAnswer]
 ) -> str:
-    parts = [
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width"><title>arr-coc eval</title>'
-        f"<style>{_STYLE}</style></head><body><h1>Where the tokens go</h1>",
-        "".join(f"<div>{_inline(line)}</div>" for line in _facts(summary)),
-    ]
-    drawn = "".join(f"<figure><figcaption>{escape(name)}</figcaption>{svg}</figure>" for name, svg in charts.items())
-    for number, section in enumerate(sections):
-        parts.append(f"<h2>{escape(section.title)}</h2><p>{_inline(section.words)}</p>{_table(section)}")
-        if number == 0 and drawn:
-            parts.append(f'<div class="charts">{drawn}</div>')
-    if worst:
-        parts.append("<h2>Worst examples</h2><p>The cells that each selector kept are bright; its answer is below.</p>")
-    for example in worst:
-        parts.append(
-            f"<h3>{escape(example.task)}: {escape(example.question)}</h3>"
-            f"<p>Correct: <b>{escape(example.wanted)}</b>. {escape(example.why.capitalize())}.</p><div class='looks'>"
-        )
-        parts += [
-            f'<figure><img alt="cells kept by {escape(name)}" src="data:image/jpeg;base64,{data}">'
-            f"<figcaption><b>{escape(name)}</b>: {escape(answer)}</figcaption></figure>"
-            for name, answer, data in example.looks
-        ]
-        parts.append("</div>")
-    return "".join([*parts, "</body></html>\n"])
+    anchors = name_anchors([section.title for section in sections])
+    contents = [(anchor, section.title) for anchor, section in zip(anchors, sections, strict=True)]
+    contents = [("charts", "Charts")] * bool(charts) + contents + [("worst-examples", "Worst examples")] * bool(worst)
+    pages = Environment(loader=PackageLoader("arr_coc.evaluation"), autoescape=True, undefined=StrictUndefined)
+    pages.filters["marked"] = mark_up
+    return pages.get_template("report.html").render(
+        facts=_facts(summary),
+        ours=ours_in(summary),
+        contents=contents,
+        charts=charts,
+        sections=list(zip(anchors, sections, strict=True)),
+        worst=worst,
+    )
 
 
-def _table(section: Section) -> str:
-    head = "".join(f"<th>{_inline(cell)}</th>" for cell in section.header)
-    body = "".join(f"<tr>{''.join(f'<td>{_inline(cell)}</td>' for cell in row)}</tr>" for row in section.rows)
-    return f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+def name_anchors(titles: Sequence[str]) -> list[str]:
+    """Anchors of sections, made of the words of their titles, each used once.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.evaluation.report import name_anchors
+    >>> name_anchors(["At a glance", "Task a/b", "Task a-b"])
+    ['at-a-glance', 'task-a-b', 'task-a-b-2']
+
+    ```
+    """
+    anchors: list[str] = []
+    for title in titles:
+        words = "-".join(re.findall(r"\w+", title.lower()))
+        counted = (words if number == 1 else f"{words}-{number}" for number in count(1))
+        anchors.append(next(anchor for anchor in counted if anchor not in anchors))
+    return anchors
 
 
-def _inline(text: str) -> str:
-    """Render the Markdown that sections use: bold, italics and code."""
-    text = escape(text, quote=False)
-    for pattern, tag in ((r"\*\*(.+?)\*\*", "b"), (r"\*(.+?)\*", "i"), (r"`(.+?)`", "code")):
-        text = re.sub(pattern, rf"<{tag}>\1</{tag}>", text)
-    return text
+def mark_up(text: str) -> Markup:
+    """Render the Markdown that sections use: bold, italics and code; all else is escaped.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.evaluation.report import mark_up
+    >>> print(mark_up("**0.9** of `a<b`"))
+    <b>0.9</b> of <code>a&lt;b</code>
+
+    ```
+    """
+    marked = str(escape(text))
+    for pattern, tag in _TAGS:
+        marked = re.sub(pattern, rf"<{tag}>\1</{tag}>", marked)
+    return Markup(marked)

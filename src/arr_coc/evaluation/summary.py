@@ -17,9 +17,8 @@ from arr_coc.evaluation.statistics import (
     Interval,
     budget_at,
     judge_loss,
-    mean_interval,
-    paired_difference,
-    paired_difference_over_tasks,
+    mean_intervals,
+    paired_differences,
 )
 
 # A selector holds as long as it reaches this share of the accuracy of all tokens.
@@ -29,7 +28,8 @@ FASTER = 0.95
 OPPONENT = "downsample"
 LOOKING = ("precision", "coverage", "overlap", "pointing")
 SUCCESSES = ("fewer tokens", "faster", "better")
-Scores = dict[str, dict[tuple[str, str], dict[str, float]]]
+Call = tuple[str, str]  # selector and budget
+Scores = dict[str, dict[Call, dict[str, float]]]
 
 
 def summarise(
@@ -43,11 +43,16 @@ def summarise(
     scores = _scores(records, "score", selectors, budgets)
     spent = {(row["selector"], row["budget"]): row for row in times}
     calls = [(name, budget) for name in selectors for budget in ([FULL] if name == FULL else budgets)]
-    by_call: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    by_call: dict[Call, list[Record]] = defaultdict(list)
     for record in records:
         by_call[record.selector, record.budget].append(record)
-    made = (_row(name, budget, ours, scores, spent, by_call[name, budget]) for name, budget in calls)
-    rows = [row for row in made if row is not None]
+    values = {call: _values(scores, call) for call in calls}
+    differences = _differences(values, ours)
+    rows = [
+        _row(call, values[call], differences[call], spent.get(call, {}), by_call[call])
+        for call in calls
+        if by_call[call]
+    ]
     if not rows:
         raise ValueError("there is nothing to report: no record has these tasks, selectors and budgets")
     return {
@@ -75,43 +80,51 @@ def _scores(records: Sequence[Record], field: str, selectors: Sequence[str], bud
     return {task: dict(by) for task, by in scores.items() if next(iter(by.values()))}
 
 
-def _values(scores: Scores, name: str, budget: str) -> dict[str, np.ndarray]:
-    return {
-        task: np.array(list(by[name, budget].values())) for task, by in sorted(scores.items()) if (name, budget) in by
-    }
+def _values(scores: Scores, call: Call) -> dict[str, np.ndarray]:
+    return {task: np.array(list(by[call].values())) for task, by in sorted(scores.items()) if call in by}
+
+
+def _differences(values: Mapping[Call, Mapping[str, np.ndarray]], ours: str) -> dict[Call, dict[str, Interval]]:
+    """Differences of each call from ours, from all tokens and from the smaller picture, where the tasks are the same.
+
+    All with the same tasks are resampled together.
+    """
+    groups: dict[tuple[str, ...], list[tuple[Call, Call]]] = defaultdict(list)
+    for call, answered in values.items():
+        for other in ((ours, call[1]), (FULL, FULL), (OPPONENT, call[1])):
+            if answered and other[0] != call[0] and set(values.get(other, ())) == set(answered):
+                groups[tuple(answered)].append((call, other))
+    found: dict[Call, dict[str, Interval]] = {call: {} for call in values}
+    for tasks, pairs in groups.items():
+        first = [[values[call][task] for call, _ in pairs] for task in tasks]
+        second = [[values[other][task] for _, other in pairs] for task in tasks]
+        for (call, other), difference in zip(pairs, paired_differences(first, second), strict=True):
+            found[call][other[0]] = difference
+    return found
 
 
 def _row(
-    name: str,
-    budget: str,
-    ours: str,
-    scores: Scores,
-    spent: Mapping[tuple[str, str], Mapping[str, Any]],
+    call: Call,
+    answered: Mapping[str, np.ndarray],
+    differences: Mapping[str, Interval],
+    spent: Mapping[str, Any],
     records: Sequence[Record],
-) -> dict[str, Any] | None:
+) -> dict[str, Any]:
     """One selector at one budget over all tasks with answers."""
-    if not records:
-        return None
     row: dict[str, Any] = {
-        "selector": name,
-        "budget": budget,
+        "selector": call[0],
+        "budget": call[1],
         "tokens": round(float(np.mean([record.tokens for record in records])), 1),
         "sharp": _mean_sharp(records),
         "share": round(float(np.mean([record.tokens / record.full for record in records])), 4),
-        "times": dict(spent.get((name, budget), {})),
+        "times": dict(spent),
     }
-    answered = _values(scores, name, budget)
     if not answered:
         return row
     row["accuracy"] = round(float(np.mean([values.mean() for values in answered.values()])), 4)
     row["by_task"] = {task: round(float(values.mean()), 4) for task, values in answered.items()}
     row["questions"] = sum(map(len, answered.values()))
-    differences: dict[str, Interval] = {}
-    for other, against in ((ours, budget), (FULL, FULL), (OPPONENT, budget)):
-        theirs = _values(scores, other, against)
-        if other != name and set(theirs) == set(answered):
-            differences[other] = paired_difference_over_tasks(list(answered.values()), list(theirs.values()))
-            row[f"minus_{other}"] = _rounded(differences[other])
+    row |= {f"minus_{other}": _rounded(difference) for other, difference in differences.items()}
     if FULL in differences:
         row["verdict"] = judge_loss(differences[FULL], row["questions"])
     row["successes"] = _successes(row)
@@ -147,15 +160,17 @@ def _successes(row: Mapping[str, Any]) -> list[str]:
     return successes
 
 
-def _task(by: Mapping[tuple[str, str], Mapping[str, float]], ours: str) -> dict[str, Any]:
+def _task(by: Mapping[Call, Mapping[str, float]], ours: str) -> dict[str, Any]:
     """Means of a task with intervals, differences from our layer, and the best selectors at each budget."""
+    values = {call: list(items.values()) for call, items in by.items()}
     means: dict[str, dict[str, Any]] = defaultdict(dict)
-    for (name, budget), items in by.items():
-        values = np.array(list(items.values()))
-        means[name][budget] = {"mean": _rounded(mean_interval(values))}
-        own = by.get((ours, budget))
-        if name not in (ours, FULL) and own is not None:
-            means[name][budget]["minus_ours"] = _rounded(paired_difference(values, np.array(list(own.values()))))
+    for (name, budget), interval in zip(values, mean_intervals([list(values.values())]), strict=True):
+        means[name][budget] = {"mean": _rounded(interval)}
+    rivals = [call for call in values if call[0] not in (ours, FULL) and (ours, call[1]) in values]
+    if rivals:
+        theirs, own = [values[call] for call in rivals], [values[ours, budget] for _, budget in rivals]
+        for (name, budget), difference in zip(rivals, paired_differences([theirs], [own]), strict=True):
+            means[name][budget]["minus_ours"] = _rounded(difference)
     best: dict[str, list[str]] = {}
     for budget in dict.fromkeys(budget for _, budget in by if budget != FULL):
         best[budget] = find_best({name: at[budget]["mean"][0] for name, at in means.items() if budget in at})
