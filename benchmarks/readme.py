@@ -1,72 +1,71 @@
-"""The README's table and figure of all selectors, from the committed results.
+"""All tables and figures in README and docs, from the committed results: the one command after results have changed.
 
     python benchmarks/readme.py
 
-Reads `benchmarks/results/eval-h200/summary.json`, writes `docs/images/bench.svg` and what stands between the marks in
-the README.
+Writes the README's own tables, then runs `accuracy.py` and `speed.py`, which write those of the docs. The README's
+example of `arr-coc eval` shows `benchmarks/results/example-cpu`: after other weights were shipped, run it again, and
+put its `run.json` and the packed `records.jsonl` there.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from statistics import fmean
+from typing import Any, NamedTuple
 
-from arr_coc.drawing.origin import stamp_figure
-from arr_coc.evaluation.contenders import FULL, OURS
-from arr_coc.evaluation.report import draw_charts
+import accuracy
+import speed
+from marks import ROOT, fill_pages
+
+from arr_coc.evaluation.contenders import FULL
 from arr_coc.evaluation.sections import write_budget
-from arr_coc.evaluation.summary import find_best, write_accuracy
-from arr_coc.runtime.atomic_files import write_aside
 
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results" / "eval-h200" / "summary.json"
-FIGURE = ROOT / "docs" / "images" / "bench.svg"
-BEGIN, END = "<!-- bench: made by benchmarks/readme.py -->\n", "<!-- /bench -->\n"
+EXAMPLE = ROOT / "benchmarks" / "results" / "example-cpu"
 
 
-def make_table(summary: dict[str, Any]) -> str:
-    """Selectors by mean accuracy, with what choosing costs."""
-    by: dict[str, dict[str, Any]] = {}
-    for row in summary["rows"]:
-        by.setdefault(row["selector"], {})[row["budget"]] = row
-    budgets = list(dict.fromkeys(row["budget"] for row in summary["rows"] if row["budget"] != FULL))
+class Results(NamedTuple):
+    """What the README shows."""
 
-    def accuracy(name: str, budget: str) -> float:
-        return by[name].get(budget, by[name].get(FULL, {})).get("accuracy", 0.0)
+    accuracy: dict[str, Any]
+    speed: speed.Speed
+    example: list[dict[str, Any]]
 
-    best = {budget: find_best({name: accuracy(name, budget) for name in by}) for budget in budgets}
-    lines = [
-        "| selector | " + " | ".join(write_budget(budget) for budget in budgets) + " | 95 % held to |",
-        "|---" * (len(budgets) + 2) + "|",
-    ]
-    timed = any(row["times"] for row in summary["rows"])
-    if timed:
-        lines = [f"{lines[0]} select, ms |", f"{lines[1]}---|"]
-    for name in sorted(by, key=lambda name: -sum(accuracy(name, budget) for budget in budgets)):
-        cells = []
-        for budget in budgets:
-            value = write_accuracy(accuracy(name, budget))
-            cells.append(f"**{value}**" if name in best[budget] else value)
-        held = summary["gives_in"].get(name)
-        held_to = "" if name == FULL else "-" if held is None else f"{100 * held:.0f} %"
-        spent = by[name].get("0.25", {}).get("times", {}).get("select_ms")
-        chosen = "" if spent is None or name == "fastv" else f"{spent:.1f}"
-        shown = f"**{name}**" if name == OURS else name
-        lines.append(f"| {' | '.join([shown, *cells, held_to, *([chosen] if timed else [])])} |")
-    return "\n".join(lines) + "\n"
+
+def read_results() -> Results:
+    """The committed results."""
+    records = gzip.decompress((EXAMPLE / "records.jsonl.gz").read_bytes()).decode()
+    return Results(accuracy.read_found(), speed.read_speed(), [json.loads(line) for line in records.splitlines()])
+
+
+def show_example(results: Results) -> str:
+    """What `arr-coc eval` prints, without its frame."""
+    scores: dict[str, dict[str, list[float]]] = {}
+    for row in results.example:
+        scores.setdefault(row["selector"], {}).setdefault(row["budget"], []).append(row["score"])
+    [budgets] = {tuple(by) for name, by in scores.items() if name != FULL}
+    lines = [["accuracy", *map(write_budget, budgets)]]
+    for name, by in scores.items():
+        lines.append([name, *(f"{fmean(by.get(budget, by.get(FULL, []))):.3f}" for budget in budgets)])
+    width = max(len(line[0]) for line in lines)
+    return "".join(f"{line[0]:{width}}{''.join(f'{cell:>8}' for cell in line[1:])}\n" for line in lines)
+
+
+PAGES: dict[str, dict[str, Callable[[Results], str]]] = {
+    "README.md": {
+        "accuracy": lambda results: accuracy.selectors_in_short(results.accuracy),
+        "costs": lambda results: f"{speed.costs(results.speed)}\n{accuracy.signs(results.accuracy)}",
+        "example": lambda results: f"```\n{show_example(results)}```\n",
+    }
+}
 
 
 def main() -> None:
-    """Write the figure and the table."""
-    summary = json.loads(RESULTS.read_text(encoding="utf-8"))
-    [drawn, *_] = draw_charts(summary, ink="#666").values()
-    write_aside(FIGURE, stamp_figure(drawn, summary))
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    write_aside(readme, f"{before}{BEGIN}{make_table(summary)}{END}{after}")
+    """Write README and docs."""
+    fill_pages(PAGES, read_results(), "readme")
+    accuracy.main()
+    speed.main()
 
 
 if __name__ == "__main__":

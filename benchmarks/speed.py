@@ -1,4 +1,4 @@
-"""The tables and the figure of speed in README and docs, from the committed results.
+"""The tables and the figure of speed in the pages, from the committed results.
 
     python benchmarks/speed.py
 
@@ -8,19 +8,17 @@ in the pages.
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
+
+from marks import ROOT, fill_pages, make_table, paragraph, read_json
 
 from arr_coc.drawing.charts import COLOURS
 from arr_coc.drawing.origin import name_origin, stamp_figure
 from arr_coc.evaluation.shapes import QUESTION, SHAPES
 from arr_coc.runtime.atomic_files import write_aside
 
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 FILES = {
     "gaze": "gaze-h200.json",
     "cpu": "ask-cpu.json",
@@ -28,6 +26,8 @@ FILES = {
     "batches": "batches-h200.json",
     "questions": "questions-h200.json",
     "repeats": "repeats-h200.json",
+    "layer": "layer-h200.json",
+    "attach": "attach-h200.json",
 }
 FIGURE = ROOT / "docs" / "images" / "answers.svg"
 # Methods as the results call them, and as a reader would.
@@ -52,6 +52,8 @@ class Speed:
         batches: Mapping[str, Any],
         questions: Mapping[str, Any],
         repeats: Mapping[str, Any],
+        layer: Mapping[str, Any],
+        attach: Mapping[str, Any],
     ) -> None:
         self.drawn = gaze  # what the figure shows
         self.rows = {(row["model"], row["megapixels"], row["method"]): row for row in gaze["rows"]}
@@ -61,6 +63,8 @@ class Speed:
         self.limits = {row["stage"]: row for row in limits["rows"] if row["model"] == LARGE}
         self.batches = {row["pictures"]: row for row in batches["rows"] if row["model"] == LARGE}
         self.questions, self.repeats = questions, repeats
+        self.layer = {(row["stage"], *row["grid"]): row for row in layer["rows"] if row["batch"] == 1}
+        self.attach = {(row["model"], row["tokens"], row["kept"]): row for row in attach["rows"]}
         self.models = list(dict.fromkeys(row["model"] for row in gaze["rows"]))
         self.sizes = sorted({row["megapixels"] for row in gaze["rows"]})
         self.lengths = sorted({row["tokens"] for row in gaze["answers"]})
@@ -104,12 +108,7 @@ class Goal(NamedTuple):
 
 def read_speed() -> Speed:
     """The committed results."""
-    return Speed(**{key: json.loads((RESULTS / name).read_text()) for key, name in FILES.items()})
-
-
-def make_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" if line[0] != "---" else f"|{'|'.join(line)}|\n" for line in lines)
+    return Speed(**{key: read_json(f"benchmarks/results/{name}") for key, name in FILES.items()})
 
 
 def milliseconds(value: float | None) -> str:
@@ -121,10 +120,6 @@ def share(values: Sequence[float]) -> str:
     """The least and the most of ratios, as percents above one."""
     low, high = (f"{100 * (value - 1):.0f}" for value in (min(values), max(values)))
     return f"{low} to {high} %" if low != high else f"{low} %"
-
-
-def paragraph(text: str) -> str:
-    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def first_tokens(speed: Speed) -> str:
@@ -390,23 +385,70 @@ def batch_memory(speed: Speed) -> str:
     )
 
 
-def summary(speed: Speed) -> str:
-    """The sentences of the README."""
-    full, prune, small, saccade = (
-        milliseconds(speed.first(LARGE, 12, method)) for method in ("full", "prune", "downsample", "saccade")
+def layer_costs(speed: Speed) -> str:
+    """Stages of the layer beside one pass of the encoder."""
+    rows = []
+    for grid in dict.fromkeys(key[1:] for key in speed.layer):
+        times = [
+            speed.layer[stage, *grid]["median_ms"]
+            for stage in ("texture_full", "scoring_to_allocation", "layer", "encoder")
+        ]
+        tokens, sides = grid[0] * grid[1], f"{32 * grid[1]}x{32 * grid[0]}"
+        cells = [
+            f"{value:.2f}" if value < 0.995 else f"{value:.1f}" if value < 10 else f"{value:.0f}" for value in times
+        ]
+        rows.append([f"{sides} ({tokens})", *cells, f"{100 * times[2] / times[3]:.1f} %"])
+    head = "picture (tokens)|texture, 40 channels|scoring to allocation|whole layer|encoder|share"
+    memory = f"Beyond its inputs, the layer takes {speed.layer['layer', 32, 32]['peak_mb']:.0f} MB at 1024x1024.\n"
+    return f"{make_table(head.split('|'), rows)}\n{memory}"
+
+
+def attach_costs(speed: Speed) -> str:
+    """Time to the first token with tokens dropped after the encoder, over the plain model's."""
+    rows = []
+    for model, tokens in dict.fromkeys(key[:2] for key in speed.attach if key[0] in SHAPES):
+        plain, full, few = (speed.attach[model, tokens, kept] for kept in ("plain", "full", 400))
+        cells = []
+        for kept in ("full", 1024, 400, 64):
+            row = speed.attach.get((model, tokens, kept))
+            cells.append(
+                "-" if row is None else f"{row['first_token']['median_ms']:.0f} ({row['first_token_ratio']:.2f})"
+            )
+        prefill = " / ".join(f"{row['prefill']['median_ms']:.0f}" for row in (full, few))
+        cache = " / ".join(f"{row['cache_bytes'] / 1e6:.0f}" for row in (full, few))
+        rows.append([f"{model}, {tokens}", f"{plain['first_token']['median_ms']:.0f}", *cells, prefill, cache])
+    head = "shape, tokens|plain|keep all|keep 1024|keep 400|keep 64|prefill: all / 400|cache: all / 400, MB"
+    most = {
+        compiled: max(
+            row["first_token_ratio"]
+            for (model, tokens, kept), row in speed.attach.items()
+            if kept == "full" and tokens >= 4096 and ("compiled" in model) == compiled
+        )
+        for compiled in (False, True)
+    }
+    said = paragraph(
+        f"Keeping all tokens costs at most {100 * (most[False] - 1):.1f} % over the plain model from 4096 tokens on "
+        f"({100 * (most[True] - 1):.1f} % with compiled layers)."
     )
-    whole, gaze = (milliseconds(speed.answer(LARGE, method, 32)) for method in ("full", "saccade"))
-    text = (
-        f"On one NVIDIA H200 at the shape of {LARGE} (random weights, bf16), a 12-megapixel photograph takes {full} ms "
-        f"to the first token with all tokens, {prune} pruned to 529, {small} as a smaller picture and {saccade} with "
-        f"saccades; one of 200 megapixels takes {milliseconds(speed.first(LARGE, 200, 'saccade'))}. "
-        f"An answer of 32 tokens takes {whole} ms with all tokens and {gaze} with saccades."
-    )
-    return paragraph(text)
+    return f"{make_table(head.split('|'), rows)}\n{said}"
+
+
+def costs(speed: Speed) -> str:
+    """The table of the README: what is read, by the size of the picture."""
+    sizes = (1, 12, 200)
+    rows = []
+    for method, name in (
+        ("full", "all tokens"),
+        ("prune", "`prune` to 529"),
+        ("downsample", "smaller picture, 529"),
+        ("saccade", "`saccade`, 529"),
+    ):
+        whole = speed.answers.get((LARGE, method, 32), {}).get("median_ms")
+        rows.append([name, *(milliseconds(speed.first(LARGE, size, method)) for size in sizes), milliseconds(whole)])
+    return make_table(["", *(f"{size} MP" for size in sizes), "12 MP, 32 tokens"], rows)
 
 
 PAGES: dict[str, dict[str, Callable[[Speed], str]]] = {
-    "README.md": {"speed": summary},
     "docs/gaze.md": {"first tokens": first_tokens},
     "docs/performance.md": {
         "stages": stages,
@@ -420,22 +462,12 @@ PAGES: dict[str, dict[str, Callable[[Speed], str]]] = {
         "smaller": smaller,
         "goals": goals_table,
         "margins": margins,
+        "layer": layer_costs,
+        "attach": attach_costs,
     },
     "docs/batches.md": {"batches": batches, "batch memory": batch_memory},
     "docs/recipes.md": {"questions": questions},
 }
-
-
-def fill_page(text: str, blocks: Mapping[str, Callable[[Speed], str]], speed: Speed) -> str:
-    """A page with what stands between its marks made anew."""
-    for name, make in blocks.items():
-        begin, end = f"<!-- {name}: made by benchmarks/speed.py -->\n", f"<!-- /{name} -->\n"
-        before, found, rest = text.partition(begin)
-        _, closed, after = rest.partition(end)
-        if not found or not closed:
-            raise ValueError(f"the marks {begin.strip()} and {end.strip()} must both be in the page")
-        text = f"{before}{begin}{make(speed)}{end}{after}"
-    return text
 
 
 def draw_answers(speed: Speed) -> str:
@@ -472,9 +504,7 @@ def main() -> None:
     """Write the figure and the tables."""
     speed = read_speed()
     write_aside(FIGURE, draw_answers(speed))
-    for name, blocks in PAGES.items():
-        page = ROOT / name
-        write_aside(page, fill_page(page.read_text(encoding="utf-8"), blocks, speed))
+    fill_pages(PAGES, speed, "speed")
 
 
 if __name__ == "__main__":

@@ -170,7 +170,7 @@ def test_repeated_measurements_hold_the_reported_ones():
 
 
 def test_pages_show_the_committed_times(load):
-    benchmark = load("speed")
+    benchmark, fill_page = load("speed"), load("marks").fill_page
     speed, slower = benchmark.read_speed(), benchmark.read_speed()
     for row in slower.rows.values():
         row["first_token"]["median_ms"] *= 2
@@ -179,19 +179,21 @@ def test_pages_show_the_committed_times(load):
         row["peak_mb"] *= 2
     for row in slower.limits.values():
         row["kernels_ms"] *= 2
+    for row in (*slower.layer.values(), *(row["first_token"] for row in slower.attach.values())):
+        row["median_ms"] *= 2
     slower.questions["ten questions over one"]["prune"] *= 2
     slower.questions["attached over plain"] *= 2
     for name, blocks in benchmark.PAGES.items():
         page = (ROOT.parent / name).read_text()
-        assert benchmark.fill_page(page, blocks, speed) == page, "run `python benchmarks/speed.py`"
-        assert benchmark.fill_page(page, blocks, slower) != page
-    for name in ("limits", "left", "attached"):
+        assert fill_page(page, blocks, speed, "speed") == page, "run `python benchmarks/speed.py`"
+        assert fill_page(page, blocks, slower, "speed") != page
+    for name in ("limits", "left", "attached", "layer", "attach"):
         block = {name: benchmark.PAGES["docs/performance.md"][name]}
         page = (ROOT.parent / "docs" / "performance.md").read_text()
-        assert benchmark.fill_page(page, block, slower) != page
+        assert fill_page(page, block, slower, "speed") != page
     assert benchmark.FIGURE.read_text() == benchmark.draw_answers(speed)
     with pytest.raises(ValueError, match="marks"):
-        benchmark.fill_page("", {"speed": benchmark.summary}, speed)
+        fill_page("", {"costs": benchmark.costs}, speed, "speed")
 
 
 def test_the_docs_say_what_is_recorded_and_compute_a_room_as_the_code_does(monkeypatch):
