@@ -6,7 +6,9 @@ import importlib
 import json
 import re
 import shlex
+import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -185,6 +187,21 @@ def test_its_python_runs(name, monkeypatch, capsys):
     assert all(isinstance(config, TrainConfig) for config in trained)
 
 
+@pytest.mark.slow
+def test_the_selector_that_contributing_shows_chooses():
+    [block] = blocks_of((ROOT / "CONTRIBUTING.md").read_text(), "python")
+    code = block + (
+        "import torch\n"
+        "from arr_coc import create_selector\n"
+        "tokens = torch.tensor([[1.0], [3.0], [2.0], [0.0]])\n"
+        "query = VisualQuery(tokens=tokens, grid=(1, 2, 2), cells=(1, 2, 2), words=torch.ones(1, 1))\n"
+        "[chosen] = create_selector('longest').select([query], budget=2)\n"
+        "assert chosen.indices.tolist() == [1, 2]\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)  # names are registered once
+    assert result.returncode == 0, result.stderr
+
+
 def test_every_page_with_python_is_run():
     assert {"docs/attach.md", "docs/batches.md", "docs/gaze.md", "docs/training.md"} <= set(pages_with_python())
 
@@ -274,6 +291,15 @@ def test_no_passage_stands_on_two_pages():
             if len(plain) > 200 and not plain.startswith(("|", "<!--")):
                 assert plain not in seen, f"{name_of(page)} and {seen.get(plain)}: {plain[:60]}"
                 seen[plain] = name_of(page)
+
+
+def test_the_extras_are_those_that_can_be_installed():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    table = (ROOT / "docs" / "attach.md").read_text().split("| extra |")[1].split("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)) == set(extras)
+    for page in PAGES:
+        for named in re.findall(r"pip install -e ['\"`]*\.\[(\w+)\]", page.read_text()):
+            assert named in extras, named
 
 
 def test_the_map_names_every_part_of_the_package():
