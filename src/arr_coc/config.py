@@ -34,6 +34,8 @@ Budget = int | float | Literal["auto"]
 # A budget of a whole prompt: `{"total": 512}` is shared among its pictures before a selector sees it.
 PromptBudget = Budget | Mapping[str, int]
 Grid = tuple[int, int, int]
+# A part of a picture in cells: top, left, height, width.
+CellBox = tuple[int, int, int, int]
 # A layer of the vision encoder: its number (negative from the end), or a float for a fraction of the depth.
 EncoderLayer = int | float
 # The model and the selector that come with the package: the model's name, and both folders.

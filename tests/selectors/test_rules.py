@@ -27,6 +27,7 @@ from arr_coc.config import cell_count
 from arr_coc.families.family import open_family
 from arr_coc.prompting.layout import read_prompt
 from arr_coc.prompting.resize import nearest_cells, resize_prompt
+from arr_coc.selectors import GlanceSelector, PixelSelector
 from arr_coc.selectors.smaller_picture import shrink_grid
 
 
@@ -170,9 +171,11 @@ def test_clips_and_mixed_prompts_are_made_smaller_frame_by_frame(family, name):
 
 def test_pictures_of_one_size_cannot_be_made_smaller():
     model, data = tiny_model("llava"), inputs_for("llava", SMALL)
-    for name in ("downsample", "half-and-half"):
+    for name in ("downsample", "half-and-half", "downsample-auto", "crop"):
         with pytest.raises(ValueError, match="llava reads every picture at one size; use a selector that picks tokens"):
             prepare(model, data, create_selector(name), budget=4)
+    with pytest.raises(ValueError, match="llava does not cut pictures into cells; use mode 'prune', picking tokens"):
+        prepare(model, data, create_selector("pixelprune"), budget=4)
     with pytest.raises(ValueError, match="`selector` must pick tokens of an encoded picture, got 'downsample'"):
         create_selector("half-and-half", selector="downsample")
     data = inputs_for("qwen3_vl", [("text", 2), ("image", (1, 16, 16)), ("text", 2)])
@@ -192,7 +195,7 @@ def test_every_selector_in_batches_and_on_several_pictures(family, name):
         "oracle": {"boxes": [[(0.2, 0.2, 0.6, 0.6)]] * 3},
     }
     selector = create_selector(name, **made.get(name, {}))
-    if family == "llava" and isinstance(selector, PictureSelector):
+    if family == "llava" and isinstance(selector, PictureSelector | GlanceSelector | PixelSelector):
         return  # refused, see above
     specs = [TWO_IMAGES, SMALL, TEXT]
     together = prepare(model, inputs_for(family, *specs), selector, budget=5, on_error="raise")

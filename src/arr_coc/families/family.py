@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from arr_coc.config import EncoderLayer, Grid
+from arr_coc.config import CellBox, EncoderLayer, Grid
 from arr_coc.families.encoder_attention import EncoderReader, LayerInput, find_layer, keep_inputs
 
 Inputs = Mapping[str, Any]
@@ -171,13 +171,15 @@ class Family:
         """The pictures `[t, 3, H, W]` in [0, 1], rebuilt from the pixel values; None if that is not possible."""
         return None
 
-    def resize(self, inputs: Inputs, kind: str, grids: Sequence[Grid]) -> dict[str, Tensor]:
-        """The inputs that change when the pictures of a kind are resized to these token grids."""
+    def resize(
+        self, inputs: Inputs, kind: str, grids: Sequence[Grid], boxes: Sequence[CellBox] | None = None
+    ) -> dict[str, Tensor]:
+        """The inputs that change when the pictures of a kind, or parts of them, are resized to these token grids."""
         raise ValueError(f"{self.config.model_type} reads every picture at one size; use a selector that picks tokens")
 
     def cut(self) -> dict[str, Any]:
         """How pictures are cut into patches, as in [`~arr_coc.patches_from_picture`]."""
-        raise ValueError(f"{self.config.model_type} does not cut pictures into cells; use mode 'prune'")
+        raise ValueError(f"{self.config.model_type} does not cut pictures into cells; use mode 'prune', picking tokens")
 
     def state_grids(self, kind: str, grids: Sequence[Grid], device: torch.device) -> dict[str, Tensor]:
         """The inputs that state the token grids of the pictures."""

@@ -13,7 +13,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb_vision
 from transformers.vision_utils import get_vision_cu_seqlens
 
-from arr_coc.config import Grid
+from arr_coc.config import CellBox, Grid
 from arr_coc.families.encoder_attention import LayerInput
 from arr_coc.families.encoder_graph import call_encoder
 from arr_coc.families.family import Encoded, Family, Inputs, read_levels, register_family
@@ -173,12 +173,19 @@ class Qwen2VL(Family):
         rows = rows.view(len(rows), 3, cut["temporal_patch_size"], -1)[:, :, 0].flatten(1)
         return picture_from_patches(rows, inputs[f"{kind}_grid_thw"], **{**cut, "temporal_patch_size": 1})
 
-    def resize(self, inputs: Inputs, kind: str, grids: Sequence[Grid]) -> dict[str, Tensor]:
-        """Pixel values and grids of the resized pictures; bicubic, as in the processor."""
+    def resize(
+        self, inputs: Inputs, kind: str, grids: Sequence[Grid], boxes: Sequence[CellBox] | None = None
+    ) -> dict[str, Tensor]:
+        """Pixel values and grids of the resized pictures, or of parts of them; bicubic, as in the processor."""
         pixels, patch_grid = inputs[self.pixel_names[kind]], inputs[f"{kind}_grid_thw"]
         clips = picture_from_patches(pixels, patch_grid, **self.cut())
         cell = self.config.vision_config.patch_size * self.config.vision_config.spatial_merge_size
         rows, sizes = [], []
+        if boxes is not None:
+            clips = [
+                clip[..., top * cell : (top + h) * cell, left * cell : (left + w) * cell]
+                for clip, (top, left, h, w) in zip(clips, boxes, strict=True)
+            ]
         for clip, (_, height, width) in zip(clips, grids, strict=True):
             size = (height * cell, width * cell)
             if clip.shape[2:] != size:

@@ -2,7 +2,7 @@
 
 example -> prompt -> encoding -> texture -> knowing -> balancing -> attending -> realizing -> shorter prompt -> answer
 
-A [`Session`] holds a model, a selector and settings. Only the session tells the three kinds of selectors apart and
+A [`Session`] holds a model, a selector and settings. Only the session tells the kinds of selectors apart and
 handles a selection that fails. Each call returns a [`Run`], the record of what happened. `prepare`, `attach`,
 [`ARRCOCQwen`], the commands, evaluation, timing, training and the demo page are thin layers on top of it.
 """
@@ -36,10 +36,11 @@ from arr_coc.inference.arguments import (
 )
 from arr_coc.prompting.cache import Holding, calling, cut_of, holding_of, mark_cache
 from arr_coc.prompting.encodings import Encodings
+from arr_coc.prompting.glance import Glancing
 from arr_coc.prompting.inside_model import InsideModel, check_decoding, check_inside
 from arr_coc.prompting.layout import Prompt, check_selections
 from arr_coc.prompting.picture_cache import EncodingCache
-from arr_coc.prompting.prune import KeepingAll, Pruning
+from arr_coc.prompting.prune import KeepingAll, Pruning, PruningPixels
 from arr_coc.prompting.question import Ints
 from arr_coc.prompting.resize import SmallerPicture
 from arr_coc.prompting.saccade import Saccading
@@ -49,9 +50,11 @@ from arr_coc.prompting.shortening import Kept, Shortening
 from arr_coc.runtime.stopwatch import OFF, Stopwatch
 from arr_coc.runtime.tracing import untraced, untraced_itself
 from arr_coc.selectors.contract import (
+    GlanceSelector,
     InvalidSelectorError,
     LanguageSelector,
     PictureSelector,
+    PixelSelector,
     Selector,
     TokenSelector,
 )
@@ -83,6 +86,9 @@ class Run:
         kept (`Sequence[tuple[Grid, ndarray]]`): for each picture, its grid and the cells whose tokens were read.
         full_counts, used_counts (`list[int]`): for each picture, its number of visual tokens in the full prompt, and of
             those read. If tokens are dropped inside the language model, the latter reach its later layers.
+        encoded_counts (`list[int]`): for each picture, the tokens that the encoder made of it, whether they were read
+            or not; those that were known from an earlier call count too.
+        glanced_counts (`list[int]`): for each picture, the tokens that the language model read to choose what to read.
         question (`list[Tensor]`): token ids `[Q]` of each row's question.
         failure (`str`, *optional*): the error, if the selection failed and all tokens were kept.
         inside_layer (`int`, *optional*): the decoder layer after which tokens were dropped, if they were dropped inside
@@ -103,6 +109,8 @@ class Run:
     kept: Kept = field(default_factory=list)
     full_counts: list[int] = field(default_factory=list)
     used_counts: list[int] = field(default_factory=list)
+    encoded_counts: list[int] = field(default_factory=list)
+    glanced_counts: list[int] = field(default_factory=list)
     question: list[Tensor] = field(default_factory=list)
     failure: str | None = None
     inside_layer: int | None = None
@@ -122,6 +130,16 @@ class Run:
         """Number of visual tokens that were read."""
         return sum(self.used_counts)
 
+    @property
+    def encoded(self) -> int:
+        """Number of visual tokens that the encoder made, whether they were read or not."""
+        return sum(self.encoded_counts)
+
+    def processed(self, layers: int) -> list[int]:
+        """Number of visual tokens that each of the language model's layers processed, to choose and to answer."""
+        glanced, everything = sum(self.glanced_counts), self.inside_layer or 0
+        return [glanced + (self.full if layer < everything else self.used) for layer in range(layers)]
+
     def split(self, rows: int) -> list[Run]:
         """The record of each row of a batch, as if it had been asked alone; only the times are those of the batch."""
         places: list[list[int]] = [[] for _ in range(rows)]  # of the pictures of each row
@@ -137,6 +155,8 @@ class Run:
                 kept=[self.kept[place] for place in own],
                 full_counts=[self.full_counts[place] for place in own],
                 used_counts=[self.used_counts[place] for place in own],
+                encoded_counts=[self.encoded_counts[place] for place in own],
+                glanced_counts=[self.glanced_counts[place] for place in own],
                 question=self.question[row : row + 1] if own else [],
                 failure=self.failure,
                 inside_layer=self.inside_layer,
@@ -159,7 +179,7 @@ class Session:
 
     Args:
         family (`Family`): the opened model.
-        selector (`TokenSelector`, `PictureSelector` or `LanguageSelector`): decides which visual tokens stay.
+        selector (`Selector`): decides which visual tokens stay.
         settings (`Settings`): how the prompt is shortened; see [`prepare`].
         forward, generate (`Callable`, *optional*): used instead of the model's own: the methods of a wrapper around
             it, or the originals of an attached model.
@@ -245,6 +265,8 @@ class Session:
             kept=short.kept,
             full_counts=short.full,
             used_counts=short.used,
+            encoded_counts=short.full if short.encoded is None else short.encoded,
+            glanced_counts=[0] * len(short.full) if short.glanced is None else short.glanced,
             question=steps.question,
             failure=failure,
             milliseconds=watch.milliseconds,
@@ -260,10 +282,23 @@ class Session:
         if isinstance(self.selector, TokenSelector):
             steps = Saccading if self.settings.mode == "saccade" else Pruning
             return steps(*arguments, self.selector)
-        if self.settings.mode == "saccade" or not isinstance(self.selector, PictureSelector):
-            name = selector_name(self.selector)
+        name = selector_name(self.selector)
+        if self.settings.mode == "saccade":
             raise ValueError(f"mode 'saccade' needs a selector that picks cells, got {name!r}; use mode 'prune'")
-        return SmallerPicture(*arguments, self.selector)
+        if self.settings.mode == "weight":
+            raise ValueError(f"mode 'weight' scales by relevance, which {name!r} does not compute; use arr-coc")
+        if isinstance(self.selector, PixelSelector):
+            return PruningPixels(*arguments, self.selector)
+        if isinstance(self.selector, GlanceSelector):
+            return Glancing(*arguments, self.selector, self._glance)
+        if isinstance(self.selector, PictureSelector):
+            return SmallerPicture(*arguments, self.selector)
+        raise TypeError(f"`selector` is of no kind that is known, got {name!r}; subclass one of the five kinds")
+
+    def _glance(self, arguments: Inputs) -> Any:
+        """Call the model on a prompt as it is."""
+        with calling(self.family.target):
+            return self._forward(**arguments)
 
     def _attempt(self, choose: Callable[[], None], fallback: str) -> str | None:
         """Call `choose`. If it fails and `on_error` is not `"raise"`, log a warning and return the error as text.

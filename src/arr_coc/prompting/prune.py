@@ -1,9 +1,13 @@
-"""Modes `prune` and `weight`: the whole picture is encoded once, then tokens are dropped, or scaled by relevance."""
+"""Modes `prune` and `weight`: tokens are dropped, or scaled by relevance.
+
+The whole picture is encoded once before, unless the selector picks cells by their pixels.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from arr_coc.config import Budget
@@ -13,7 +17,8 @@ from arr_coc.prompting.question import Ints
 from arr_coc.prompting.settings import Settings
 from arr_coc.prompting.sharing import select_shared, share_budget
 from arr_coc.prompting.shortening import Shortened, Shortening
-from arr_coc.selectors.contract import LayerReader, Selection, TokenSelector, VisualQuery
+from arr_coc.selectors.contract import LayerReader, PixelQuery, PixelSelector, Selection, TokenSelector, VisualQuery
+from arr_coc.selectors.registry import selector_name
 
 
 class Pruning(Shortening):
@@ -106,6 +111,66 @@ class Pruning(Shortening):
         outputs = [selection.output for selection in self.selections]
         kept = [(span.grid, cells) for span, cells in zip(self.prompt.spans, self.chosen, strict=True)]
         return Shortened(inputs, outputs, kept, self.prompt.counts, list(map(len, self.chosen)), holding)
+
+
+class PruningPixels(Shortening):
+    """Encodes only the cells that a selector picks by their pixels, each at its true place.
+
+    Args:
+        family, inputs, settings: as in [`Shortening`].
+        selector (`PixelSelector`): picks the cells.
+    """
+
+    def __init__(self, family: Family, inputs: Inputs, settings: Settings, selector: PixelSelector) -> None:
+        super().__init__(family, inputs, settings)
+        self.selector = selector
+        family.cut()  # raises if this family has no cells
+        if family.present(inputs) != ["image"]:
+            raise ValueError(f"{selector_name(selector)!r} takes still pictures only; for clips use another selector")
+
+    def read(self) -> None:
+        """Find pictures, question and positions."""
+        self.prompt = read_prompt(self.family, self.inputs)
+        self._embed_question(self.inputs, self.prompt)
+        self.positions = self.family.positions(self.prompt.inputs)
+
+    def encode(self) -> None:
+        """Nothing to encode yet."""
+
+    def choose(self) -> None:
+        """Ask the selector for the cells of each picture."""
+        pictures = self.family.pictures(self.inputs, "image") or []
+        spans = self.prompt.spans
+        budgets = share_budget(
+            self.settings.budget, [span.row for span in spans], [len(span.columns) for span in spans]
+        )
+        queries = [PixelQuery(picture, span.grid) for picture, span in zip(pictures, spans, strict=True)]
+        self.selections = select_shared(self.selector.select, queries, budgets)
+        self.chosen = check_selections(spans, self.selections)
+
+    def encode_chosen(self) -> None:
+        """Encode the chosen cells of all pictures in one call."""
+        rows: Tensor = self.inputs[self.family.pixel_names["image"]]
+        by_cell = rows.view(sum(self.prompt.counts), -1, rows.shape[1])  # [patches, F] -> [N, m * m, F]
+        cells = [selection.indices for selection in self.selections]
+        places = torch.cat([span.offset + own for span, own in zip(self.prompt.spans, cells, strict=True)])
+        patches = by_cell[places].flatten(0, 1)  # [k, m * m, F] -> [k * m * m, F]
+        self.encoded = self.family.encode_cells(patches, cells, [span.grid for span in self.prompt.spans])
+
+    def build(self) -> Shortened:
+        """Build the prompt from the encoded cells."""
+        counts = list(map(len, self.chosen))
+        levels = [torch.split(level, counts) for level in (self.encoded.features, *self.encoded.deepstack)]
+        selections = [
+            Selection(selection.indices, features, tuple(deepstack))
+            for selection, features, *deepstack in zip(self.selections, *levels, strict=True)
+        ]
+        inputs, holding = build(
+            self.family, self.inputs, self.prompt, self.positions, {"image": self.encoded}, selections, self.chosen,
+            self.settings.mode,
+        )  # fmt: skip
+        kept = [(span.grid, cells) for span, cells in zip(self.prompt.spans, self.chosen, strict=True)]
+        return Shortened(inputs, [None] * len(kept), kept, self.prompt.counts, counts, holding, counts)
 
 
 class KeepingAll(Shortening):

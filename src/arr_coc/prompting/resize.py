@@ -34,8 +34,6 @@ class SmallerPicture(Pruning):
     """
 
     def __init__(self, family: Family, inputs: Inputs, settings: Settings, selector: PictureSelector) -> None:
-        if settings.mode == "weight":
-            raise ValueError("mode 'weight' scales by relevance, which this selector does not compute; use arr-coc")
         super().__init__(family, inputs, settings, selector.beside or FullSelector())
         self.resizer = selector
         self.shared = None  # smaller pictures are encoded anew: their size depends on the budget
@@ -68,7 +66,10 @@ class SmallerPicture(Pruning):
 
     def build(self) -> Shortened:
         """Build the prompt; `full` counts the tokens of the original pictures."""
-        return super().build()._replace(full=self.full_prompt.counts)
+        small = [cell_count(grid) for grid, _ in self.plans] or [0] * len(self.prompt.spans)
+        # with tokens of the full pictures, these are encoded besides the smaller ones
+        encoded = [count + added for count, added in zip(self.prompt.counts, small, strict=True)]
+        return super().build()._replace(full=self.full_prompt.counts, encoded=encoded)
 
 
 def resize_prompt(family: Family, inputs: Inputs, prompt: Prompt, grids: Sequence[Grid]) -> dict[str, Any]:

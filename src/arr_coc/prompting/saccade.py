@@ -142,7 +142,13 @@ class Saccading(Shortening):
             for grid, plan, saccades in zip(self.grids, self.plans, self.saccades, strict=True)
         )
         outputs = [None if selection is None else selection.output for selection in self.windows]
-        return Shortened(inputs, outputs, kept, list(map(cell_count, self.grids)), list(map(len, chosen)), holding)
+        full = list(map(cell_count, self.grids))
+        encoded = [
+            # a picture that is its own gestalt is encoded once
+            cell_count(plan.encoded) + (0 if plan.scale == 1 else len(saccades.cells))
+            for plan, saccades in zip(self.plans, self.saccades, strict=True)
+        ]
+        return Shortened(inputs, outputs, kept, full, list(map(len, chosen)), holding, encoded)
 
     def _find_beginning(self, gestalt: int) -> Beginning | None:
         """What the prompt of the next question about the same pictures will begin with; None if that is not known."""

@@ -63,6 +63,10 @@ class Shortened(NamedTuple):
         kept (`Sequence[tuple[Grid, ndarray]]`): for each picture, its grid and the cells whose tokens stayed.
         full, used (`list[int]`): for each picture, its number of visual tokens in the full prompt, and in this one.
         holding (`Holding`, *optional*): what a cache that this prompt fills will hold; None if it is the full prompt.
+        encoded (`list[int]`, *optional*): for each picture, the tokens that the encoder made of it, as if none had been
+            known before; None if they are those of `full`.
+        glanced (`list[int]`, *optional*): for each picture, the tokens that the language model read to choose these;
+            None if it read none.
     """
 
     inputs: dict[str, Any]
@@ -71,6 +75,8 @@ class Shortened(NamedTuple):
     full: list[int]
     used: list[int]
     holding: Holding | None = None
+    encoded: list[int] | None = None
+    glanced: list[int] | None = None
 
 
 class Shortening(ABC):

@@ -2,8 +2,13 @@
 
 from arr_coc.selectors import linear, papers, rules, smaller_picture  # noqa: F401  (they register themselves)
 from arr_coc.selectors.contract import (
+    Glance,
+    GlanceSelector,
     LanguageSelector,
     PictureSelector,
+    PixelQuery,
+    PixelSelector,
+    Reading,
     Selection,
     Selector,
     TokenSelector,
@@ -14,8 +19,13 @@ from arr_coc.selectors.registry import create_selector, list_selectors, register
 
 __all__ = [
     "ARRCOCOutput",
+    "Glance",
+    "GlanceSelector",
     "LanguageSelector",
     "PictureSelector",
+    "PixelQuery",
+    "PixelSelector",
+    "Reading",
     "Selection",
     "Selector",
     "TokenSelector",

@@ -1,8 +1,14 @@
 """The contract of selectors: the classes that everything that picks tokens implements.
 
-A [`TokenSelector`] gets one [`VisualQuery`] per picture or clip and returns one [`Selection`] for each. A
-[`PictureSelector`] acts before the encoder and makes the picture smaller. A [`LanguageSelector`] acts inside the
-language model, between two of its layers.
+Five kinds, by where they act:
+
+| kind                 | acts                                     | decides by                            |
+|----------------------|------------------------------------------|---------------------------------------|
+| [`PixelSelector`]    | before the encoder                       | pixels: other cells are never encoded |
+| [`PictureSelector`]  | before the encoder                       | size: the picture is read smaller     |
+| [`GlanceSelector`]   | after the model has read a small picture | what the model made of it             |
+| [`TokenSelector`]    | between encoder and language model       | tokens and question ([`VisualQuery`]) |
+| [`LanguageSelector`] | between two layers of the language model | attention inside it                   |
 """
 
 from __future__ import annotations
@@ -10,11 +16,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from arr_coc.config import Budget, EncoderLayer, Grid, cell_count, check_grid
+from arr_coc.config import Budget, CellBox, EncoderLayer, Grid, cell_count, check_grid
 from arr_coc.pixels.mipmaps import Mipmaps
 from arr_coc.selectors.output import ARRCOCOutput
 
@@ -139,13 +145,28 @@ class InvalidSelectorError(ValueError):
     """The selector does not fit the call; always raised, whatever `on_error` says."""
 
 
-class TokenSelector(ABC):
+class Selector(ABC):  # noqa: B024  (each kind has a method of its own)
+    """The base class of the five kinds.
+
+    Class attributes:
+        keeps_cells: whether the kept tokens are cells of the full picture.
+        default_budget: the budget if none is given.
+    """
+
+    keeps_cells: ClassVar[bool] = True
+    default_budget: Budget = DEFAULT_RATIO
+
+    @property
+    def can_saccade(self) -> bool:
+        """Whether it can choose before the full picture is encoded, as mode `"saccade"` needs."""
+        return False
+
+
+class TokenSelector(Selector):
     """Picks tokens of an encoded picture. Subclasses implement `select` and are registered by name.
 
     Class attributes:
         needs_picture: `False` if `select` never reads `VisualQuery.picture`, which is then not rebuilt.
-        keeps_cells: whether the kept tokens are cells of the full picture.
-        default_budget: the budget if none is given.
         ordered: whether selections have an order of relevance. Mode `"saccade"` then asks for as many cells as may fit
             and reads them in that order until the budget is used.
         checked: whether selections are right by construction, so that nobody must look at them on the host.
@@ -155,8 +176,6 @@ class TokenSelector(ABC):
     """
 
     needs_picture: ClassVar[bool] = True
-    keeps_cells: ClassVar[bool] = True
-    default_budget: Budget = DEFAULT_RATIO
     ordered: bool = False
     checked: ClassVar[bool] = False
     encoder_layers: tuple[EncoderLayer, ...] = ()
@@ -166,7 +185,7 @@ class TokenSelector(ABC):
         """Whether it can choose before the full picture is encoded, as mode `"saccade"` needs."""
         return not self.encoder_layers
 
-    def check(self, queries: Sequence[VisualQuery]) -> None:  # noqa: B027  (most have nothing to refuse)
+    def check(self, queries: Sequence[VisualQuery]) -> None:
         """Raise [`InvalidSelectorError`] if the selector does not fit these queries."""
 
     @abstractmethod
@@ -174,16 +193,14 @@ class TokenSelector(ABC):
         """Choose tokens of each query; without a budget, `default_budget` applies."""
 
 
-class PictureSelector(ABC):
+class PictureSelector(Selector):
     """Makes the picture smaller, and may add tokens of the full one. Subclasses implement `plan`.
 
     Class attributes:
         beside: the selector that picks tokens of the full picture, if any.
     """
 
-    keeps_cells: ClassVar[bool] = False
-    can_saccade: ClassVar[bool] = False
-    default_budget: Budget = DEFAULT_RATIO
+    keeps_cells = False
     beside: TokenSelector | None = None
 
     @abstractmethod
@@ -194,16 +211,13 @@ class PictureSelector(ABC):
         """
 
 
-class LanguageSelector(ABC):
+class LanguageSelector(Selector):
     """Picks tokens inside the language model: the first layers read all tokens, the later ones only those kept.
 
     Subclasses implement `select` and may set `layer`, the number of decoder layers that read every token. They work
     with [`attach`], not with [`prepare`], whose arguments cannot change what happens between two layers.
     """
 
-    keeps_cells: ClassVar[bool] = True
-    can_saccade: ClassVar[bool] = False
-    default_budget: Budget = DEFAULT_RATIO
     layer: int = 2
 
     @abstractmethod
@@ -215,4 +229,73 @@ class LanguageSelector(ABC):
         """
 
 
-Selector = TokenSelector | PictureSelector | LanguageSelector
+class PixelQuery(NamedTuple):
+    """A still picture `[1, 3, H, W]` in [0, 1], and the grid `(1, h, w)` of its cells."""
+
+    picture: Tensor
+    grid: Grid
+
+
+class PixelSelector(Selector):
+    """Picks cells by their pixels, before the encoder: the others are never encoded. Subclasses implement `select`."""
+
+    @abstractmethod
+    def select(self, queries: Sequence[PixelQuery], budget: Budget | None = None) -> list[Selection]:
+        """Choose cells of each picture; only the `indices` of a [`Selection`] are used."""
+
+
+@dataclass(frozen=True, eq=False)
+class Glance:
+    """What the model made of a small picture.
+
+    Args:
+        full, small (`tuple[int, int, int]`): grids `(t, h, w)` of the full picture and of the small one.
+        attention (`Tensor` of shape `[n]`): what the prompt's last token pays to the tokens of the small picture, mean
+            over heads.
+        standing (`Tensor` of shape `[n]`): the same with the question's words hidden: where the model looks anyway.
+        confidence (`float`): probability of the likeliest first token of the answer.
+    """
+
+    full: Grid
+    small: Grid
+    attention: Tensor
+    standing: Tensor
+    confidence: float
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What to read after a glance: the whole picture at a size, and perhaps a part of it.
+
+    Args:
+        overview (`tuple[int, int, int]`): grid of the whole picture; that of the glance costs the encoder nothing.
+        box (`CellBox`, *optional*): a part of it in cells of the full picture: top, left, height, width.
+        crop (`tuple[int, int]`, *optional*): rows and columns of tokens to read the part with.
+    """
+
+    overview: Grid
+    box: CellBox | None = None
+    crop: tuple[int, int] = (0, 0)
+
+
+class GlanceSelector(Selector):
+    """Lets the model read a small picture with its question, then decides what to read. Two passes or more.
+
+    Subclasses implement `small` and `plan`.
+
+    Class attributes:
+        layer: the decoder layer whose attention is read, as a share of the depth; None for the mean over all.
+        needs_standing: whether `plan` reads `Glance.standing`, which costs one more pass.
+    """
+
+    keeps_cells = False
+    layer: float | None = None
+    needs_standing: bool = False
+
+    @abstractmethod
+    def small(self, grid: Grid, budget: Budget | None = None) -> Grid:
+        """The grid of the small picture."""
+
+    @abstractmethod
+    def plan(self, glance: Glance, budget: Budget | None = None) -> Reading:
+        """What to read, within the budget."""

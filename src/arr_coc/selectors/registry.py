@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 from arr_coc.config import TRAINED, UNTRAINED
 from arr_coc.runtime.hub import PretrainedModule
-from arr_coc.selectors.contract import LanguageSelector, PictureSelector, Selector, TokenSelector
+from arr_coc.selectors.contract import Selector
 
-SelectorT = TypeVar("SelectorT", bound=type[TokenSelector] | type[PictureSelector] | type[LanguageSelector])
-_REGISTRY: dict[str, type[TokenSelector] | type[PictureSelector] | type[LanguageSelector]] = {}
+SelectorT = TypeVar("SelectorT", bound=type[Selector])
+_REGISTRY: dict[str, type[Selector]] = {}
 
 
 class UnknownSelectorError(ValueError):

@@ -1,4 +1,4 @@
-"""Selectors that make the picture smaller: `downsample`, the baseline to beat, and `half-and-half`."""
+"""Selectors that make the picture smaller; `downsample` is the baseline to beat."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from arr_coc.config import Budget, Grid, cell_count
-from arr_coc.selectors.contract import PictureSelector, TokenSelector
+from arr_coc.selectors.contract import Glance, GlanceSelector, PictureSelector, Reading, TokenSelector
 from arr_coc.selectors.per_picture import count_kept
 from arr_coc.selectors.registry import create_selector, register_selector
 
@@ -46,6 +46,37 @@ class DownsampleSelector(PictureSelector):
     def plan(self, grid: Grid, budget: Budget | None = None) -> tuple[Grid, int]:
         """The smaller grid, without tokens of the full picture."""
         return shrink_grid(grid, count_kept(budget, cell_count(grid))), 0
+
+
+@register_selector("downsample-auto")
+class AutoDownsampleSelector(GlanceSelector):
+    """Resizes the picture as far as its question allows: it reads a quarter of the budget, then more if it is unsure.
+
+    The idea of "CARES: Context-Aware Resolution Selector for VLMs" (Kimhi et al., arXiv 2510.19496): each picture and
+    question get the smallest size that suffices. There a small model is trained to tell; here the model itself does,
+    by the probability of the first token of its answer. If it is unsure, the rest of the budget is one larger picture,
+    so that both readings together stay within the budget.
+
+    Args:
+        sure (`float`, *optional*, defaults to 0.9): the probability from which on the small picture is enough.
+    """
+
+    def __init__(self, sure: float = 0.9) -> None:
+        if not 0 <= sure <= 1:
+            raise ValueError(f"`sure` must be a probability from 0 to 1, got {sure!r}")
+        self.sure = sure
+
+    def small(self, grid: Grid, budget: Budget | None = None) -> Grid:
+        """A quarter of the budget."""
+        return shrink_grid(grid, count_kept(budget, cell_count(grid)) // 4)
+
+    def plan(self, glance: Glance, budget: Budget | None = None) -> Reading:
+        """The small picture again if it was enough, else a larger one."""
+        rest = count_kept(budget, cell_count(glance.full)) - cell_count(glance.small)
+        larger = shrink_grid(glance.full, rest)
+        if glance.confidence >= self.sure or cell_count(larger) <= cell_count(glance.small):
+            return Reading(glance.small)
+        return Reading(larger)
 
 
 @register_selector("half-and-half")

@@ -2,10 +2,13 @@
 
 from arr_coc.selectors.papers import (  # noqa: F401  (they register themselves)
     cdpruner,
+    crop,
     divprune,
     fastv,
     hiprune,
+    idpruner,
     mmtok,
+    pixelprune,
     prumerge,
     scope,
     tome,

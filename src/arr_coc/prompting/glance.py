@@ -1,0 +1,239 @@
+"""Selectors that let the model read a small picture first, and decide by what it made of that.
+
+The small picture is read with the question in one pass of the language model; where the selector asks for it, a second
+pass has the question's words hidden. Hooks set for these passes read the attention of the prompt's last token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from threading import get_ident
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from arr_coc.config import CellBox, Grid, cell_count
+from arr_coc.families.family import Encoded, Family, Inputs
+from arr_coc.prompting.inside_model import last_token_attention
+from arr_coc.prompting.layout import Prompt, build, check_selections, read_prompt
+from arr_coc.prompting.prune import Pruning
+from arr_coc.prompting.question import find_chat, find_question
+from arr_coc.prompting.resize import nearest_cells, resize_prompt, restate_prompt
+from arr_coc.prompting.settings import Settings
+from arr_coc.prompting.sharing import share_budget
+from arr_coc.prompting.shortening import Shortened, Shortening
+from arr_coc.runtime.tensors import upload
+from arr_coc.selectors.contract import Glance, GlanceSelector, Selection
+from arr_coc.selectors.registry import selector_name
+from arr_coc.selectors.rules import FullSelector
+
+Levels = tuple[Tensor, ...]  # features [n, D] of one picture, then its DeepStack levels
+
+
+class Glancing(Shortening):
+    """Reads small pictures, asks a selector what to read after that, and lays out a prompt of that.
+
+    Args:
+        family, inputs, settings: as in [`Shortening`].
+        selector (`GlanceSelector`): decides by what the model made of the small pictures.
+        call (`Callable`): calls the model on a prompt as it is.
+    """
+
+    def __init__(
+        self,
+        family: Family,
+        inputs: Inputs,
+        settings: Settings,
+        selector: GlanceSelector,
+        call: Callable[[Inputs], Any],
+    ) -> None:
+        super().__init__(family, inputs, settings)
+        self.selector, self.call = selector, call
+        if family.headless:
+            raise ValueError(f"{selector_name(selector)!r} reads the model's head, which this model has not")
+        other_types = set(getattr(family.inner.language_model.config, "layer_types", None) or ()) - {"full_attention"}
+        if other_types:
+            raise ValueError(
+                f"{selector_name(selector)!r} needs full attention in every layer, this model has "
+                f"{', '.join(sorted(other_types))}; use a selector that reads no attention"
+            )
+
+    def read(self) -> None:
+        """Find the pictures, and state the prompt with small ones."""
+        self.prompt = read_prompt(self.family, self.inputs)
+        spans = self.prompt.spans
+        self.budgets = share_budget(
+            self.settings.budget, [span.row for span in spans], [len(span.columns) for span in spans]
+        )
+        self.small = [self.selector.small(span.grid, budget) for span, budget in zip(spans, self.budgets, strict=True)]
+        given = resize_prompt(self.family, self.inputs, self.prompt, self.small)
+        everything = replace(self.settings, budget=None, encoded=None)
+        self.first = Pruning(self.family, given, everything, FullSelector())
+        self.first.read()
+        self.question = self.first.question
+
+    def encode(self) -> None:
+        """Encode the small pictures."""
+        self.first.encode()
+        self.first.choose()
+
+    def choose(self) -> None:
+        """Let the model read the small pictures, and ask the selector what to read."""
+        arguments = self.first.build().inputs
+        attention, confidence = self._look(arguments)
+        standing = attention
+        if self.selector.needs_standing:
+            hidden = self._find_words()
+            mask = arguments["attention_mask"] * upload(torch.from_numpy(~hidden), arguments["attention_mask"].device)
+            standing, _ = self._look({**arguments, "attention_mask": mask})
+        spans = self.prompt.spans
+        glances = zip(spans, self.small, attention, standing, strict=True)
+        self.readings = [
+            self.selector.plan(Glance(span.grid, small, paid, anyway, confidence[span.row]), budget)
+            for (span, small, paid, anyway), budget in zip(glances, self.budgets, strict=True)
+        ]
+
+    @torch.no_grad()
+    def _look(self, arguments: Inputs) -> tuple[list[Tensor], list[float]]:
+        """The attention `[n]` paid to each small picture, and how sure the model is of each row's first token."""
+        prompt = self.first.prompt
+        modules = [layer.self_attn for layer in self.family.inner.language_model.layers]
+        if self.selector.layer is not None:
+            modules = [modules[round(self.selector.layer * (len(modules) - 1))]]
+        mask = arguments["attention_mask"].bool()
+        last = upload(torch.from_numpy(prompt.last_columns()), mask.device)
+        with _reading(modules, last, mask) as paid:
+            output = self.call({**arguments, "use_cache": False, "logits_to_keep": 1})
+        confidence = output.logits[:, -1].float().softmax(dim=-1).amax(dim=-1).tolist()
+        attention = torch.stack(paid).mean(dim=0).cpu()  # [B, L]
+        return [attention[span.row, torch.from_numpy(span.columns)] for span in prompt.spans], confidence
+
+    def _find_words(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Where the question's words are in the prompt with small pictures, `[B, L]`."""
+        prompt, family = self.first.prompt, self.family
+        visual = np.isin(prompt.ids, [family.token_id(kind) for kind in family.kinds])
+        chat = self.settings.chat or find_chat(family)
+        return find_question(prompt.ids, prompt.mask, visual, family.special_ids(), chat, prompt.labels)
+
+    def encode_chosen(self) -> None:
+        """Encode what is to be read and is not encoded yet."""
+        known = _split(self.first.encoded, self.first.prompt)
+        grids = [reading.overview for reading in self.readings]
+        new = [place for place, grid in enumerate(grids) if grid != self.small[place]]
+        self.overviews = [*known]
+        for place, levels in self._encode_parts(new, [grids[place] for place in new]).items():
+            self.overviews[place] = levels
+        parts = {place: reading for place, reading in enumerate(self.readings) if reading.box is not None}
+        self.crops = self._encode_parts(
+            list(parts), [(1, *reading.crop) for reading in parts.values()],
+            [reading.box for reading in parts.values() if reading.box is not None],
+        )  # fmt: skip
+
+    def _encode_parts(
+        self, places: Sequence[int], grids: Sequence[Grid], boxes: Sequence[CellBox] | None = None
+    ) -> dict[int, Levels]:
+        """Encode some pictures, or parts of them, at these grids."""
+        encoded: dict[int, Levels] = {}
+        for kind in self.family.present(self.inputs):
+            own = [number for number, place in enumerate(places) if self.prompt.spans[place].kind == kind]
+            if not own:
+                continue
+            inputs = self._only(kind, [places[number] for number in own])
+            sizes = [grids[number] for number in own]
+            resized = self.family.resize(
+                inputs, kind, sizes, None if boxes is None else [boxes[number] for number in own]
+            )
+            levels = self.family.encode({**inputs, **resized}, kind)
+            counts = [cell_count(size) for size in sizes]
+            by_level = [torch.split(level, counts) for level in (levels.features, *levels.deepstack)]
+            encoded |= {places[number]: part for number, part in zip(own, zip(*by_level, strict=True), strict=True)}
+        return encoded
+
+    def _only(self, kind: str, places: Sequence[int]) -> dict[str, Any]:
+        """The pixels and grids of some pictures of a kind."""
+        spans = [self.prompt.spans[place] for place in places]
+        rows: Tensor = self.inputs[self.family.pixel_names[kind]]
+        total = sum(len(span.columns) for span in self.prompt.spans if span.kind == kind)
+        per_cell = len(rows) // total
+        parts = [rows[span.offset * per_cell : (span.offset + len(span.columns)) * per_cell] for span in spans]
+        grids = self.family.state_grids(kind, [span.grid for span in spans], rows.device)
+        return {self.family.pixel_names[kind]: torch.cat(parts), **grids}
+
+    def build(self) -> Shortened:
+        """A prompt of smaller pictures; if a part of one is read too, both take places on the full picture's grid."""
+        grids = [
+            reading.overview if reading.box is None else span.grid
+            for reading, span in zip(self.readings, self.prompt.spans, strict=True)
+        ]
+        inputs = restate_prompt(self.family, self.inputs, self.prompt, grids)
+        prompt = read_prompt(self.family, inputs)
+        selections = []
+        for place, (span, reading) in enumerate(zip(prompt.spans, self.readings, strict=True)):
+            levels, cells = self.overviews[place], nearest_cells(reading.overview, span.grid)
+            if reading.box is not None:
+                levels = tuple(torch.cat(pair) for pair in zip(levels, self.crops[place], strict=True))
+                cells = torch.cat([cells, _cells_of_part(reading.box, reading.crop, span.grid)])
+            selections.append(Selection(upload(cells, levels[0].device), levels[0], tuple(levels[1:])))
+        chosen = check_selections(prompt.spans, selections)
+        arguments, holding = build(
+            self.family, inputs, prompt, self.family.positions(prompt.inputs), self.first.encoded, selections, chosen,
+            self.settings.mode,
+        )  # fmt: skip
+        kept = [(span.grid, cells) for span, cells in zip(prompt.spans, chosen, strict=True)]
+        small = list(map(cell_count, self.small))
+        parts = [0 if reading.box is None else reading.crop[0] * reading.crop[1] for reading in self.readings]
+        again = [
+            0 if reading.overview == first else cell_count(reading.overview)
+            for reading, first in zip(self.readings, self.small, strict=True)
+        ]
+        return Shortened(
+            inputs=arguments,
+            outputs=[None] * len(kept),
+            kept=kept,
+            full=self.prompt.counts,
+            used=list(map(len, chosen)),
+            holding=holding,
+            encoded=[sum(counts) for counts in zip(small, again, parts, strict=True)],
+            glanced=[count * (2 if self.selector.needs_standing else 1) for count in small],
+        )
+
+
+@contextmanager
+def _reading(modules: Sequence[nn.Module], last: Tensor, mask: Tensor) -> Iterator[list[Tensor]]:
+    """Inside, calls in this thread add the attention `[B, L]` that the last token of each row pays in each layer."""
+    paid: list[Tensor] = []
+    thread = get_ident()
+
+    def read(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        if get_ident() == thread:  # another thread may run the same model
+            paid.append(
+                last_token_attention(module, kwargs["hidden_states"], kwargs["position_embeddings"], last, mask)
+            )
+
+    handles = [module.register_forward_hook(read, with_kwargs=True) for module in modules]
+    try:
+        yield paid
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _split(encoded: dict[str, Encoded], prompt: Prompt) -> list[Levels]:
+    """The features and DeepStack levels of each picture."""
+    parts = []
+    for span in prompt.spans:
+        rows = slice(span.offset, span.offset + len(span.columns))
+        full = encoded[span.kind]
+        parts.append((full.features[rows], *(level[rows] for level in full.deepstack)))
+    return parts
+
+
+def _cells_of_part(box: CellBox, size: tuple[int, int], grid: Grid) -> Tensor:
+    """For each token of a part, the cell of the full grid nearest to its middle `[n]`."""
+    top, left, height, width = box
+    inside = nearest_cells((1, *size), (1, height, width))  # in cells of the part
+    return (top + inside // width) * grid[2] + left + inside % width
