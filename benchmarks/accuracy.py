@@ -14,9 +14,9 @@ from marks import ROOT, fill_pages, make_table, paragraph, read_json
 
 from arr_coc.drawing.origin import stamp_figure
 from arr_coc.evaluation.contenders import FULL, OURS
-from arr_coc.evaluation.report import draw_charts
-from arr_coc.evaluation.sections import write_budget
-from arr_coc.evaluation.summary import find_best, write_accuracy
+from arr_coc.evaluation.report.sections import write_budget
+from arr_coc.evaluation.report.summary import find_best, write_accuracy
+from arr_coc.evaluation.report.write import draw_charts
 from arr_coc.runtime.atomic_files import write_aside
 
 FILES = {

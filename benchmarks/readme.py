@@ -20,7 +20,7 @@ import speed
 from marks import ROOT, fill_pages
 
 from arr_coc.evaluation.contenders import FULL
-from arr_coc.evaluation.sections import write_budget
+from arr_coc.evaluation.report.sections import write_budget
 
 EXAMPLE = ROOT / "benchmarks" / "results" / "example-cpu"
 

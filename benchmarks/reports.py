@@ -17,10 +17,10 @@ from typing import Any
 from arr_coc.data.worlds import list_worlds
 from arr_coc.evaluation.contenders import FULL
 from arr_coc.evaluation.records import RECORDS, RUN, TIMES, Record, name_today
-from arr_coc.evaluation.report import find_worst, write_page, write_tables
+from arr_coc.evaluation.report.summary import summarise
+from arr_coc.evaluation.report.write import find_worst, write_page, write_tables
 from arr_coc.evaluation.run import DRAWN
 from arr_coc.evaluation.scoring import METRICS
-from arr_coc.evaluation.summary import summarise
 from arr_coc.evaluation.tasks import Task, open_task
 
 RESULTS = Path(__file__).parent / "results"

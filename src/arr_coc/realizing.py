@@ -81,6 +81,7 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
     """
 
     ordered = True
+    reads_question = True
     checked = True
     structure_channels: Tensor
 

@@ -28,10 +28,10 @@ from arr_coc.drawing.origin import is_current, name_origin
 from arr_coc.evaluation.answers import LONGEST_ANSWER, answer_examples, show_example
 from arr_coc.evaluation.contenders import OURS, known_contenders, open_contenders, parse_budgets
 from arr_coc.evaluation.records import MISSING, RECORDS, Record, Store
-from arr_coc.evaluation.report import draw_charts, find_worst, write_report
+from arr_coc.evaluation.report.sections import make_sections, write_budget
+from arr_coc.evaluation.report.summary import SUCCESSES, attribute, find_best, summarise
+from arr_coc.evaluation.report.write import draw_charts, find_worst, write_report
 from arr_coc.evaluation.run import Opened, measure_looking, read_bits, run_contender, share_encodings
-from arr_coc.evaluation.sections import make_sections, write_budget
-from arr_coc.evaluation.summary import SUCCESSES, attribute, find_best, summarise
 from arr_coc.evaluation.tasks import Task, open_task
 from arr_coc.evaluation.timing import time_per_token
 from arr_coc.families.family import open_family
@@ -212,8 +212,9 @@ def test_a_mistake_is_one_line(arguments, said, tmp_path):
 
 
 def test_all_is_every_registered_selector():
-    assert set(known_contenders()) == {*list_selectors(), "arr-coc", "arr-coc@saccade"}
-    assert set(known_contenders(embedded=False)) == {*list_selectors(), "arr-coc-untrained@saccade"}
+    assert set(known_contenders()) == {*list_selectors(), "arr-coc", "arr-coc@saccade", "arr-coc@wrong"}
+    forms = {"arr-coc-untrained@saccade", "arr-coc-untrained@wrong"}
+    assert set(known_contenders(embedded=False)) == {*list_selectors(), *forms}
     assert parse_budgets("0.5,64") == ["0.5", "64"]
     assert write_budget("0.125") == "12.5 %"
 
@@ -607,7 +608,7 @@ arr_coc.cli.app(["ask", {!r}, "what does the purple text say?"])
 @pytest.mark.slow
 def test_questions_are_answered_without_what_the_report_needs():
     example = str(ROOT / "src" / "arr_coc" / "assets" / "examples" / "shapes.png")
-    for more, code in (("", 0), ("import arr_coc.evaluation.statistics", 1)):  # the control needs scipy
+    for more, code in (("", 0), ("import arr_coc.evaluation.report.statistics", 1)):  # the control needs scipy
         run = [sys.executable, "-c", WITHOUT.format(more, example)]
         done = subprocess.run(run, capture_output=True, text=True, check=False)
         assert done.returncode == code, done.stderr

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from arr_coc.evaluation import statistics
+from arr_coc.evaluation.report.statistics import budget_at, mean_intervals, paired_differences
 from arr_coc.evaluation.scoring import (
     METRICS,
     anls,
@@ -14,7 +15,6 @@ from arr_coc.evaluation.scoring import (
     vqa,
     yes_no,
 )
-from arr_coc.evaluation.statistics import budget_at, mean_intervals, paired_differences
 
 
 @pytest.mark.parametrize("name", METRICS)

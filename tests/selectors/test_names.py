@@ -15,7 +15,7 @@ from arr_coc.config import EMBEDDED_SELECTOR
 from arr_coc.demo.engine import Engine, Mistake
 from arr_coc.evaluation.contenders import find_ours, open_contenders
 from arr_coc.evaluation.records import RECORDS, TIMES, Record, Store
-from arr_coc.evaluation.summary import summarise
+from arr_coc.evaluation.report.summary import summarise
 from arr_coc.families.family import open_family
 from arr_coc.inference.load import find_base, find_names, load_selector, selector_names
 from arr_coc.inference.messages import make_inputs, make_messages

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from arr_coc import ARRCOCConfig
 from arr_coc.training.config import TrainConfig
 from arr_coc.training.trainer import check_run
 
@@ -34,6 +35,7 @@ def test_a_run_goes_on_with_the_same_settings_only(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps(config.record() | {"torch": "another"}))
     (tmp_path / "checkpoint-000004").mkdir()
     (tmp_path / "checkpoint-000004" / "training.json").write_text('{"step": 4}')
+    (tmp_path / "checkpoint-000004" / "config.json").write_text(ARRCOCConfig(hidden_size=8).to_json())
     check_run(config)
     check_run(TrainConfig(["scenes"], tmp_path, steps=8, resume=True, save_every=1, log_every=1))
     with pytest.raises(ValueError, match="was begun with seed 0, not 1; go on with the same"):

@@ -28,7 +28,7 @@ WIDTH, HEIGHT, TEXT, LABEL = 390, 300, 11, 10
 LEFT, TOP, BOTTOM, GAP, KEY = 42, 10, 54, 13, 18
 LONGEST = 20  # letters of a label
 NEAR = 0.85  # of the axis: from there on, a line is joined with its name
-LOGARITHMIC = 5  # the largest x over the smallest from which on the x axis is logarithmic
+LOGARITHMIC = 3  # the largest x over the smallest from which on the x axis is logarithmic
 _INK = "#010203"  # stands for `ink` until the SVG is written
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # letters stay letters
@@ -134,7 +134,7 @@ def _set_axes(axes: Axes, lines: Sequence[Points], ends: Mapping[str, tuple[floa
     if max(xs) > LOGARITHMIC * min(xs):
         axes.set_xscale("log")
         axes.set_xlim(min(xs) / 1.05, max(xs) * 1.05)
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(xs) > 8 * min(xs) else (1, 1.5, 2, 3, 5, 7)))
         axes.xaxis.set_minor_locator(NullLocator())
     else:
         margin = 0.04 * (max(xs) - min(xs)) or 0.5 * max(xs)

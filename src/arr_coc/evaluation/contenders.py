@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from arr_coc.config import TRAINED, UNTRAINED, Budget, check_budget
+from arr_coc.evaluation.wrong_question import WRONG
 from arr_coc.inference.load import current_name, is_embedded, load_selector, selector_names
 from arr_coc.prompting.settings import Mode
 from arr_coc.selectors.contract import Selector
-from arr_coc.selectors.registry import UnknownSelectorError
+from arr_coc.selectors.registry import UnknownSelectorError, find_class
 
 OURS = TRAINED
 FULL = "full"
@@ -19,11 +20,12 @@ SACCADE = "@saccade"
 
 @dataclass(frozen=True, eq=False)
 class Contender:
-    """A selector with its name in the report and its mode."""
+    """A selector with its name in the report, its mode, and whether it is asked another picture's question."""
 
     name: str
     selector: Selector
     mode: Mode = "prune"
+    wrong: bool = False
 
     def budgets(self, budgets: Sequence[str]) -> list[str]:
         """The budgets to measure it at; `full` always reads all tokens, so it is measured once."""
@@ -32,7 +34,8 @@ class Contender:
 
 def known_contenders(embedded: bool = True) -> list[str]:
     """Names that [`open_contenders`] accepts, in report order, for the embedded model or for another."""
-    first = [TRAINED, f"{TRAINED}{SACCADE}", UNTRAINED] if embedded else [UNTRAINED, f"{UNTRAINED}{SACCADE}"]
+    ours = TRAINED if embedded else UNTRAINED
+    first = [ours, f"{ours}{SACCADE}", f"{ours}{WRONG}", UNTRAINED]
     return list(dict.fromkeys([*first, *selector_names(embedded)]))
 
 
@@ -54,11 +57,26 @@ def rename(name: str, embedded: bool) -> str:
 
     ```
     """
-    plain = name.removesuffix(SACCADE)
-    mode = name[len(plain) :]
+    plain, suffix = split_name(name)
     if plain == "untrained":
-        return UNTRAINED + mode
-    return (current_name(plain) if embedded else plain) + mode
+        return UNTRAINED + suffix
+    return (current_name(plain) if embedded else plain) + suffix
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """The name of a selector, and what follows it: `@saccade`, `@wrong`, both, or nothing.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.evaluation.contenders import split_name
+    >>> split_name("arr-coc@saccade@wrong"), split_name("runs/at@home")
+    (('arr-coc', '@saccade@wrong'), ('runs/at@home', ''))
+
+    ```
+    """
+    plain = name.removesuffix(WRONG).removesuffix(SACCADE)
+    return plain, name[len(plain) :]
 
 
 def open_contenders(names: Sequence[str], model: Any) -> list[Contender]:
@@ -71,28 +89,36 @@ def open_contenders(names: Sequence[str], model: Any) -> list[Contender]:
     | a registered selector | see [`list_selectors`]                                                           |
     | a directory, a Hub id | a trained layer                                                                  |
     | any `NAME@saccade`    | the same, in mode `"saccade"`                                                    |
-    | `all`                 | all names of the first three kinds, and the first of them in mode `"saccade"`    |
+    | any `NAME@wrong`      | the same, asked another picture's question: a control                            |
+    | `all`                 | all names of the first three kinds, and of the first the other two forms         |
+    | `wrong`               | the control of every selector that reads the question                            |
 
     `full` is always included: losses are measured against it.
     """
     embedded = is_embedded(model)
     known = known_contenders(embedded)
-    wanted = [each for name in names for each in (known if name == "all" else [name])]
+    groups = {"all": known, "wrong": [f"{name}{WRONG}" for name in known if "@" not in name and _reads(name)]}
+    wanted = [each for name in names for each in groups.get(name, [name])]
     unique = list(dict.fromkeys([FULL, *(rename(name, embedded) for name in wanted)]))
     return [_open(name, model, known) for name in unique]
 
 
+def _reads(name: str) -> bool:
+    """Whether a selector of a known name reads the question."""
+    return name == TRAINED or find_class(name).reads_question
+
+
 def _open(name: str, model: Any, known: Sequence[str]) -> Contender:
-    plain = name.removesuffix(SACCADE)
+    plain, suffix = split_name(name)
     try:
         selector = load_selector(plain, model)
     except UnknownSelectorError:
         raise ValueError(f"no selector is named {name!r}; use {', '.join(known)}") from None
-    if name == plain:
-        return Contender(name, selector)
-    if not selector.can_saccade:
+    if SACCADE in suffix and not selector.can_saccade:
         raise ValueError(f"{plain} has no saccade mode, got {name!r}; use {plain} or {known[1]}")
-    return Contender(name, selector, "saccade")
+    if WRONG in suffix and not selector.reads_question:
+        raise ValueError(f"{plain} does not read the question, got {name!r}; use {plain}")
+    return Contender(name, selector, "saccade" if SACCADE in suffix else "prune", WRONG in suffix)
 
 
 def parse_budgets(text: str) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, TRAINED, UNTRAINED
-from arr_coc.evaluation.contenders import SACCADE, rename
+from arr_coc.evaluation.contenders import rename, split_name
 from arr_coc.runtime.atomic_files import append_lines, recover_rows, write_aside
 
 Key = tuple[str, str, str, str]
@@ -93,8 +93,9 @@ def name_today(selector: str, model: str) -> str:
     ```
     """
     embedded = model in (EMBEDDED, EMBEDDED_MODEL)
-    if not embedded and selector.removesuffix(SACCADE) == TRAINED:
-        return selector.replace(TRAINED, UNTRAINED)
+    plain, suffix = split_name(selector)
+    if not embedded and plain == TRAINED:
+        return UNTRAINED + suffix
     return rename(selector, embedded)
 
 

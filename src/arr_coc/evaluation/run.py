@@ -22,6 +22,7 @@ from arr_coc.evaluation.metrics import LOOKED, answer_coverage, coverage, find_m
 from arr_coc.evaluation.records import Record, Store
 from arr_coc.evaluation.scoring import METRICS
 from arr_coc.evaluation.tasks import Task
+from arr_coc.evaluation.wrong_question import other_question, record_choices
 from arr_coc.families.family import Encoded, Family, Inputs, open_family
 from arr_coc.inference.load import load_model, load_processor
 from arr_coc.inference.messages import check_messages, make_inputs, make_messages
@@ -29,6 +30,7 @@ from arr_coc.inference.session import Run, Session
 from arr_coc.prompting.question import ChatTokens, Ints
 from arr_coc.prompting.settings import Settings
 from arr_coc.runtime.machine import check_device
+from arr_coc.selectors.contract import Selector
 from arr_coc.selectors.output import ARRCOCOutput
 
 Progress = Callable[[int], None]
@@ -56,10 +58,13 @@ class Opened:
         """Chat markers of the model's prompts."""
         return ChatTokens() if self.processor is None else ChatTokens.from_tokenizer(self.processor.tokenizer)
 
-    def session(self, family: Family, contender: Contender, budget: str) -> Session:
-        """A session with a contender at a budget; a selection that fails ends the run, since it must not be scored."""
+    def session(self, family: Family, contender: Contender, budget: str, selector: Selector | None = None) -> Session:
+        """A session with a contender at a budget; a selection that fails ends the run, since it must not be scored.
+
+        Another selector may take the place of the contender's own.
+        """
         settings = Settings(mode=contender.mode, budget=read_budget(budget), chat=self.chat, on_error="raise")
-        return Session(family, contender.selector, settings)
+        return Session(family, selector or contender.selector, settings)
 
     def ask(self, questions: Sequence[str], pictures: Sequence[Any]) -> dict[str, Any]:
         """Model inputs for a batch of questions, each about a picture or a clip, on the model's device."""
@@ -103,10 +108,26 @@ def share_encodings(family: Family, contenders: Sequence[Contender]) -> Iterator
 
 @torch.no_grad()
 def run_contender(
-    opened: Opened, family: Family, inputs: dict[str, Any], contender: Contender, budget: str, answer: bool
+    opened: Opened,
+    family: Family,
+    inputs: dict[str, Any],
+    contender: Contender,
+    budget: str,
+    answer: bool,
+    asked: dict[str, Any] | None = None,
 ) -> Run:
-    """Run a contender at a budget on a batch, one picture or clip per row; generate answers, or only select."""
-    session = opened.session(family, contender, budget)
+    """Run a contender at a budget on a batch, one picture or clip per row; generate answers, or only select.
+
+    If `asked` is given, the same batch with other questions, the contender chooses by these.
+    """
+    selector = contender.selector
+    if asked is not None:
+        recording, repeat = record_choices(selector)
+        chosen = opened.session(family, contender, budget, recording).inspect(asked)
+        if not answer:
+            return chosen
+        selector = repeat()
+    session = opened.session(family, contender, budget, selector)
     if not answer:
         return session.inspect(inputs)
     return session.generate({**inputs, "max_new_tokens": opened.max_new_tokens, "do_sample": False})
@@ -156,8 +177,8 @@ def run_task(
     family = open_family(opened.model)
     calls = [(contender, budget) for contender in contenders for budget in contender.budgets(budgets)]
     for first in range(0, len(task), batch_size):
-        batch = [task[number] for number in range(first, min(first + batch_size, len(task)))]
-        batch = [item for item in batch if (task.name, item.id) not in store.missing]
+        numbers = range(first, min(first + batch_size, len(task)))
+        batch = [item for number in numbers if (task.name, (item := task[number]).id) not in store.missing]
         # batches are asked whole, so that a resumed run gives the same answers as an uninterrupted one
         todo = [
             (contender, budget)
@@ -178,10 +199,16 @@ def run_task(
         if not items:
             continue
         inputs = opened.ask([item.question for item in items], pictures)
+        wrong: dict[str, Any] | None = None
+        if any(contender.wrong for contender, _ in todo):
+            questions = {task[number].id: other_question(task, number) for number in numbers}
+            pixels = {name: inputs[name] for name in family.pixel_names.values() if name in inputs}  # encoded once
+            wrong = opened.ask([questions[item.id] for item in items], pictures) | pixels
         with share_encodings(family, contenders):
             for contender, budget in todo:
                 tell_boxes(contender.selector, items, pictures)
-                run = run_contender(opened, family, inputs, contender, budget, task.metric is not None)
+                asked = wrong if contender.wrong else None
+                run = run_contender(opened, family, inputs, contender, budget, task.metric is not None, asked)
                 answers = None if run.generated is None else decode(opened.processor, run.generated)
                 drawn = [first + number < DRAWN for number in range(len(items))]
                 store.add(_records(task, items, contender, budget, run, answers, drawn))

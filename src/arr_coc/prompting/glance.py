@@ -1,7 +1,8 @@
 """Selectors that let the model read a small picture first, and decide by what it made of that.
 
 The small picture is read with the question in one pass of the language model; where the selector asks for it, a second
-pass has the question's words hidden. Hooks set for these passes read the attention of the prompt's last token.
+pass has the question's words hidden. Hooks set for these passes read the attention of the prompt's last token. A
+prompt whose pictures are not made smaller needs no such pass.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ from arr_coc.prompting.settings import Settings
 from arr_coc.prompting.sharing import share_budget
 from arr_coc.prompting.shortening import Shortened, Shortening
 from arr_coc.runtime.tensors import upload
-from arr_coc.selectors.contract import Glance, GlanceSelector, Selection
+from arr_coc.selectors.contract import Glance, GlanceSelector, Reading, Selection
 from arr_coc.selectors.registry import selector_name
 from arr_coc.selectors.rules import FullSelector
 
+# the arguments of a glance
+_GLANCED = ("input_ids", "attention_mask", "position_ids", "mm_encoder_outputs")
 Levels = tuple[Tensor, ...]  # features [n, D] of one picture, then its DeepStack levels
 
 
@@ -53,13 +56,17 @@ class Glancing(Shortening):
     ) -> None:
         super().__init__(family, inputs, settings)
         self.selector, self.call = selector, call
+        self.passes = 0  # of the language model over the small pictures
+        name = selector_name(selector)
         if family.headless:
-            raise ValueError(f"{selector_name(selector)!r} reads the model's head, which this model has not")
+            raise ValueError(f"{name!r} reads the model's head, which this model has not; use another selector")
+        if inputs.get("labels") is not None:
+            raise ValueError(f"{name!r} looks from the prompt's end, where `labels` have the answer; drop `labels`")
         other_types = set(getattr(family.inner.language_model.config, "layer_types", None) or ()) - {"full_attention"}
-        if other_types:
+        if selector.needs_attention and other_types:
             raise ValueError(
-                f"{selector_name(selector)!r} needs full attention in every layer, this model has "
-                f"{', '.join(sorted(other_types))}; use a selector that reads no attention"
+                f"{name!r} needs full attention in every layer, this model has {', '.join(sorted(other_types))}; "
+                "use a selector that reads no attention"
             )
 
     def read(self) -> None:
@@ -82,35 +89,51 @@ class Glancing(Shortening):
         self.first.choose()
 
     def choose(self) -> None:
-        """Let the model read the small pictures, and ask the selector what to read."""
-        arguments = self.first.build().inputs
+        """Let the model read the small pictures, and ask the selector what to read; not if none of them is smaller."""
+        spans = self.prompt.spans
+        if self.small == [span.grid for span in spans]:
+            self.readings = [Reading(grid) for grid in self.small]
+            return
+        given = self.first.build().inputs
+        # what else the caller passed, such as a cache or options of `generate`, belongs to the final prompt
+        arguments = {name: given[name] for name in _GLANCED if name in given}
         attention, confidence = self._look(arguments)
         standing = attention
         if self.selector.needs_standing:
             hidden = self._find_words()
             mask = arguments["attention_mask"] * upload(torch.from_numpy(~hidden), arguments["attention_mask"].device)
             standing, _ = self._look({**arguments, "attention_mask": mask})
-        spans = self.prompt.spans
         glances = zip(spans, self.small, attention, standing, strict=True)
         self.readings = [
             self.selector.plan(Glance(span.grid, small, paid, anyway, confidence[span.row]), budget)
             for (span, small, paid, anyway), budget in zip(glances, self.budgets, strict=True)
         ]
+        for span, reading in zip(spans, self.readings, strict=True):
+            _check_reading(reading, span.grid)
 
     @torch.no_grad()
     def _look(self, arguments: Inputs) -> tuple[list[Tensor], list[float]]:
         """The attention `[n]` paid to each small picture, and how sure the model is of each row's first token."""
         prompt = self.first.prompt
-        modules = [layer.self_attn for layer in self.family.inner.language_model.layers]
-        if self.selector.layer is not None:
-            modules = [modules[round(self.selector.layer * (len(modules) - 1))]]
         mask = arguments["attention_mask"].bool()
         last = upload(torch.from_numpy(prompt.last_columns()), mask.device)
-        with _reading(modules, last, mask) as paid:
+        with _reading(self._attention_modules(), last, mask) as paid:
+            self.passes += 1
             output = self.call({**arguments, "use_cache": False, "logits_to_keep": 1})
         confidence = output.logits[:, -1].float().softmax(dim=-1).amax(dim=-1).tolist()
-        attention = torch.stack(paid).mean(dim=0).cpu()  # [B, L]
+        if not paid:
+            return [torch.empty(0)] * len(prompt.spans), confidence
+        attention = torch.stack([layer.to(mask.device) for layer in paid]).mean(dim=0).cpu()  # [B, L]
         return [attention[span.row, torch.from_numpy(span.columns)] for span in prompt.spans], confidence
+
+    def _attention_modules(self) -> list[nn.Module]:
+        """Those whose attention the selector reads."""
+        if not self.selector.needs_attention:
+            return []
+        modules = [layer.self_attn for layer in self.family.inner.language_model.layers]
+        if self.selector.layer is None:
+            return modules
+        return [modules[round(self.selector.layer * (len(modules) - 1))]]
 
     def _find_words(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Where the question's words are in the prompt with small pictures, `[B, L]`."""
@@ -184,12 +207,12 @@ class Glancing(Shortening):
             self.settings.mode,
         )  # fmt: skip
         kept = [(span.grid, cells) for span, cells in zip(prompt.spans, chosen, strict=True)]
-        small = list(map(cell_count, self.small))
         parts = [0 if reading.box is None else reading.crop[0] * reading.crop[1] for reading in self.readings]
         again = [
             0 if reading.overview == first else cell_count(reading.overview)
             for reading, first in zip(self.readings, self.small, strict=True)
         ]
+        counts = zip(map(cell_count, self.small), again, parts, strict=True)
         return Shortened(
             inputs=arguments,
             outputs=[None] * len(kept),
@@ -197,9 +220,17 @@ class Glancing(Shortening):
             full=self.prompt.counts,
             used=list(map(len, chosen)),
             holding=holding,
-            encoded=[sum(counts) for counts in zip(small, again, parts, strict=True)],
-            glanced=[count * (2 if self.selector.needs_standing else 1) for count in small],
+            encoded=[sum(of_picture) for of_picture in counts],
+            glanced=self._count_glanced(),
         )
+
+    def keep_all(self) -> Shortened:
+        """The full prompt, unchanged; what the glance has cost counts too."""
+        encoded = [cell_count(grid) + count for grid, count in zip(self.small, self.prompt.counts, strict=True)]
+        return super().keep_all()._replace(encoded=encoded, glanced=self._count_glanced())
+
+    def _count_glanced(self) -> list[int]:
+        return [self.passes * cell_count(grid) for grid in self.small]
 
 
 @contextmanager
@@ -209,10 +240,11 @@ def _reading(modules: Sequence[nn.Module], last: Tensor, mask: Tensor) -> Iterat
     thread = get_ident()
 
     def read(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        if get_ident() == thread:  # another thread may run the same model
-            paid.append(
-                last_token_attention(module, kwargs["hidden_states"], kwargs["position_embeddings"], last, mask)
-            )
+        if get_ident() != thread:  # which runs the same model
+            return
+        hidden: Tensor = kwargs["hidden_states"]
+        placed = last.to(hidden.device), mask.to(hidden.device)  # layers may be on several devices
+        paid.append(last_token_attention(module, hidden, kwargs["position_embeddings"], *placed))
 
     handles = [module.register_forward_hook(read, with_kwargs=True) for module in modules]
     try:
@@ -220,6 +252,20 @@ def _reading(modules: Sequence[nn.Module], last: Tensor, mask: Tensor) -> Iterat
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _check_reading(reading: Reading, full: Grid) -> None:
+    """Raise `ValueError` unless what a selector wants to read is there."""
+    frames, rows, columns = reading.overview
+    if frames != full[0] or not (1 <= rows <= full[1] and 1 <= columns <= full[2]):
+        raise ValueError(f"`Reading.overview` must have the frames of {full} and be no larger, got {reading.overview}")
+    if reading.box is None:
+        return
+    top, left, height, width = reading.box
+    if full[0] > 1 or min(top, left) < 0 or top + height > full[1] or left + width > full[2]:
+        raise ValueError(f"`Reading.box` must be a part of a still picture of grid {full}, got {reading.box}")
+    if not (1 <= reading.crop[0] <= height and 1 <= reading.crop[1] <= width):
+        raise ValueError(f"`Reading.crop` must have 1 token to as many as cells in {reading.box}, got {reading.crop}")
 
 
 def _split(encoded: dict[str, Encoded], prompt: Prompt) -> list[Levels]:

@@ -150,10 +150,12 @@ class Selector(ABC):  # noqa: B024  (each kind has a method of its own)
 
     Class attributes:
         keeps_cells: whether the kept tokens are cells of the full picture.
+        reads_question: whether another question can change the choice.
         default_budget: the budget if none is given.
     """
 
     keeps_cells: ClassVar[bool] = True
+    reads_question: ClassVar[bool] = False
     default_budget: Budget = DEFAULT_RATIO
 
     @property
@@ -218,6 +220,7 @@ class LanguageSelector(Selector):
     with [`attach`], not with [`prepare`], whose arguments cannot change what happens between two layers.
     """
 
+    reads_question = True
     layer: int = 2
 
     @abstractmethod
@@ -285,11 +288,14 @@ class GlanceSelector(Selector):
 
     Class attributes:
         layer: the decoder layer whose attention is read, as a share of the depth; None for the mean over all.
-        needs_standing: whether `plan` reads `Glance.standing`, which costs one more pass.
+        needs_attention: whether `plan` reads `Glance.attention` and `Glance.standing`; they are empty otherwise.
+        needs_standing: whether `plan` reads `Glance.standing`, which costs one more pass; else it is the attention.
     """
 
     keeps_cells = False
+    reads_question = True
     layer: float | None = None
+    needs_attention: bool = True
     needs_standing: bool = False
 
     @abstractmethod

@@ -51,6 +51,7 @@ class LinearSelector(PerPictureSelector):
     cosines, which any model has.
     """
 
+    reads_question = True
     needs_picture = True
 
     def pick(self, query: VisualQuery, count: int) -> Selection:

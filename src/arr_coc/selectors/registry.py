@@ -71,14 +71,19 @@ def create_selector(name: str, **kwargs: Any) -> Any:
             f"{TRAINED!r} was trained for a model and comes with it; use ARRCOCQwen.from_pretrained().selector, "
             f"or {UNTRAINED!r}"
         )
-    if name not in _REGISTRY:
-        raise UnknownSelectorError(f"no selector is named {name!r}; there are {', '.join(list_selectors())}")
-    cls = _REGISTRY[name]
+    cls = find_class(name)
     try:
         inspect.signature(cls).bind(**kwargs)
     except TypeError as error:
         raise TypeError(f"selector {name!r} takes {inspect.signature(cls)}: {error}") from None
     return cls(**kwargs)
+
+
+def find_class(name: str) -> type[Selector]:
+    """The class that is registered under a name."""
+    if name not in _REGISTRY:
+        raise UnknownSelectorError(f"no selector is named {name!r}; there are {', '.join(list_selectors())}")
+    return _REGISTRY[name]
 
 
 def list_selectors() -> list[str]:

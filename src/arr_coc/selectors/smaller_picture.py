@@ -61,6 +61,8 @@ class AutoDownsampleSelector(GlanceSelector):
         sure (`float`, *optional*, defaults to 0.9): the probability from which on the small picture is enough.
     """
 
+    needs_attention = False
+
     def __init__(self, sure: float = 0.9) -> None:
         if not 0 <= sure <= 1:
             raise ValueError(f"`sure` must be a probability from 0 to 1, got {sure!r}")

@@ -35,6 +35,8 @@ class CDPrunerSelector(PerPictureSelector):
             elsewhere: for the embedded model it is larger by half a standard deviation.
     """
 
+    reads_question = True
+
     def __init__(self, sign: int = 1) -> None:
         if sign not in (1, -1):
             raise ValueError(f"`sign` must be 1 or -1, got {sign!r}")

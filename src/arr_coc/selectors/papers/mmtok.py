@@ -27,6 +27,8 @@ class MMTokSelector(PerPictureSelector):
         word_temperature, token_temperature (`float`, *optional*, defaults to 0.01 and 0.2): of the two softmaxes.
     """
 
+    reads_question = True
+
     def __init__(self, alpha: float = 0.5, word_temperature: float = 0.01, token_temperature: float = 0.2) -> None:
         self.alpha = alpha
         self.word_temperature, self.token_temperature = word_temperature, token_temperature

@@ -41,7 +41,7 @@ def mean_intervals(tasks: Sequence[ArrayLike], resamples: int = 2000, seed: int 
     Example:
 
     ```python
-    >>> from arr_coc.evaluation.statistics import mean_intervals
+    >>> from arr_coc.evaluation.report.statistics import mean_intervals
     >>> mean_intervals([[1.0] * 90 + [0.0] * 10])
     [Interval(mean=0.9, low=0.84, high=0.96)]
     >>> [row.mean for row in mean_intervals([[[1.0, 1.0, 1.0], [0.0, 0.0, 3.0]], [[0.0], [1.0]]])]
@@ -91,7 +91,7 @@ def paired_differences(
     Example:
 
     ```python
-    >>> from arr_coc.evaluation.statistics import paired_differences
+    >>> from arr_coc.evaluation.report.statistics import paired_differences
     >>> paired_differences([[1, 1, 0, 1]], [[1, 1, 0, 1]])
     [Interval(mean=0.0, low=0.0, high=0.0)]
 
@@ -143,7 +143,7 @@ def judge_loss(difference: Interval, questions: int) -> Verdict:
     Example:
 
     ```python
-    >>> from arr_coc.evaluation.statistics import Interval, judge_loss
+    >>> from arr_coc.evaluation.report.statistics import Interval, judge_loss
     >>> judge_loss(Interval(-0.005, -0.012, 0.002), 500), judge_loss(Interval(-0.375, -0.75, -0.125), 8)
     ('not worse', 'too few to tell')
 
@@ -174,7 +174,7 @@ def budget_at(points: Sequence[tuple[float, float]], level: float) -> float | No
     Example:
 
     ```python
-    >>> from arr_coc.evaluation.statistics import budget_at
+    >>> from arr_coc.evaluation.report.statistics import budget_at
     >>> budget_at([(64, 0.5), (128, 0.7), (256, 0.8)], 0.6)
     96.0
 

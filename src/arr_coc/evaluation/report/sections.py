@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from arr_coc.evaluation.contenders import FULL, find_ours
-from arr_coc.evaluation.statistics import FEWEST, MARGIN
-from arr_coc.evaluation.summary import HOLDS, OPPONENT, find_best, write_accuracy
+from arr_coc.evaluation.report.statistics import FEWEST, MARGIN
+from arr_coc.evaluation.report.summary import HOLDS, OPPONENT, find_best, write_accuracy
 
 
 @dataclass(frozen=True)

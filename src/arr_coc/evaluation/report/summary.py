@@ -12,7 +12,7 @@ from arr_coc.config import TRAINED, UNTRAINED
 from arr_coc.evaluation.contenders import FULL, SACCADE, find_ours
 from arr_coc.evaluation.metrics import LOOKED
 from arr_coc.evaluation.records import Record
-from arr_coc.evaluation.statistics import (
+from arr_coc.evaluation.report.statistics import (
     FEWEST,
     Interval,
     budget_at,
@@ -185,7 +185,7 @@ def find_best(accuracies: Mapping[str, float | None]) -> list[str]:
     Example:
 
     ```python
-    >>> from arr_coc.evaluation.summary import find_best
+    >>> from arr_coc.evaluation.report.summary import find_best
     >>> find_best({"full": 0.99, "arr-coc": 0.9001, "grid": 0.8999, "random": 0.7})
     ['arr-coc', 'grid']
 

@@ -26,9 +26,9 @@ from arr_coc.drawing.origin import name_origin, stamp_figure
 from arr_coc.evaluation.contenders import FULL, find_ours
 from arr_coc.evaluation.metrics import answer_coverage
 from arr_coc.evaluation.records import Record, Store
+from arr_coc.evaluation.report.sections import Section, make_sections, ours_in, write_budget
+from arr_coc.evaluation.report.summary import HOLDS, attribute, summarise
 from arr_coc.evaluation.run import DRAWN, read_bits
-from arr_coc.evaluation.sections import Section, make_sections, ours_in, write_budget
-from arr_coc.evaluation.summary import HOLDS, attribute, summarise
 from arr_coc.evaluation.tasks import Task
 from arr_coc.runtime.atomic_files import write_aside
 
@@ -93,7 +93,7 @@ def hide_folders(text: str) -> str:
     Example:
 
     ```python
-    >>> from arr_coc.evaluation.report import hide_folders
+    >>> from arr_coc.evaluation.report.write import hide_folders
     >>> hide_folders("arr-coc eval --tasks jsonl:/home/me/val.jsonl?metric=anls --out runs/eval")
     'arr-coc eval --tasks jsonl:val.jsonl?metric=anls --out runs/eval'
 
@@ -239,7 +239,7 @@ def _html(
     anchors = name_anchors([section.title for section in sections])
     contents = [(anchor, section.title) for anchor, section in zip(anchors, sections, strict=True)]
     contents = [("charts", "Charts")] * bool(charts) + contents + [("worst-examples", "Worst examples")] * bool(worst)
-    pages = Environment(loader=PackageLoader("arr_coc.evaluation"), autoescape=True, undefined=StrictUndefined)
+    pages = Environment(loader=PackageLoader("arr_coc.evaluation.report"), autoescape=True, undefined=StrictUndefined)
     pages.filters["marked"] = mark_up
     return pages.get_template("report.html").render(
         facts=_facts(summary),
@@ -257,7 +257,7 @@ def name_anchors(titles: Sequence[str]) -> list[str]:
     Example:
 
     ```python
-    >>> from arr_coc.evaluation.report import name_anchors
+    >>> from arr_coc.evaluation.report.write import name_anchors
     >>> name_anchors(["At a glance", "Task a/b", "Task a-b"])
     ['at-a-glance', 'task-a-b', 'task-a-b-2']
 
@@ -277,7 +277,7 @@ def mark_up(text: str) -> Markup:
     Example:
 
     ```python
-    >>> from arr_coc.evaluation.report import mark_up
+    >>> from arr_coc.evaluation.report.write import mark_up
     >>> print(mark_up("**0.9** of `a<b`"))
     <b>0.9</b> of <code>a&lt;b</code>
 

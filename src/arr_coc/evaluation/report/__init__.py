@@ -1,0 +1,1 @@
+"""From records to a report: statistics, a summary of plain values, sections, and the files."""
