@@ -9,12 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from PIL import Image
 from typer.testing import CliRunner
 
 import arr_coc
 from arr_coc import CHANNELS, ARRCOCConfig, ARRCOCLayer, ARRCOCQwen
 from arr_coc.cli import app
+from arr_coc.cli.errors import one_line_errors
 from arr_coc.config import EMBEDDED_MODEL
 from arr_coc.inference.load import SCOPE, load_selector
 
@@ -230,7 +232,7 @@ def test_a_picture_that_no_model_reads_is_one_line():
     for command in ("look", "ask"):
         result = invoke(command, "line.png", QUESTION)
         assert_one_line(result)
-        assert "aspect ratio must be smaller than 200" in result.stderr
+        assert "long side must be less than 200 times the short one; crop it" in result.stderr
         assert os.listdir() == ["line.png"]
 
 
@@ -293,6 +295,55 @@ def test_place_where_no_sheet_can_go_is_refused(pictures, out, said):
     assert_one_line(result)
     assert said in result.stderr
     assert os.listdir() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["look", "scene.png", QUESTION, "--out", "file/drawn.png"], "there is no folder file"),
+        (["ask", "scene.png", QUESTION, "--overlay", "file/drawn.png"], "there is no folder file"),
+        (["eval", "--limit", "1", "--out", "file/out"], "file is no folder, so nothing can be written into file/out"),
+        (["train", "--data", "scenes", "--out", "file/run"], "file is no folder, so nothing can be written"),
+        (["bench", "--out", "file/times.json"], "file is no folder; give another"),
+        (["bench", "--out", "."], "cannot write .: it is a folder; give a file name"),
+        (["bench", "--selectors", "oracle"], "oracle must be told where to look, so it is not timed"),
+        (["bench", "--model", "nowhere"], "'nowhere' is neither a directory nor a Hub id, which has a slash, nor one"),
+        (["ask", "scene.png", QUESTION, "--model", "file"], "it is a file; give the directory of the model"),
+        (["ask", "scene.png", QUESTION, "--model", "./empty"], "it has no config.json"),
+        (["ask", "scene.png", QUESTION, "--selector", "./empty"], "it has no config.json"),
+    ],
+)
+def test_a_place_that_cannot_be_used_is_refused_before_any_work(pictures, arguments, said):
+    shutil.copy(pictures / "scene.png", "scene.png")
+    Path("file").write_bytes(b"")
+    Path("empty").mkdir()
+    result = invoke(*arguments)
+    assert_one_line(result)
+    assert said in result.stderr
+    assert "[Errno" not in result.stderr
+    assert sorted(os.listdir()) == ["empty", "file", "scene.png"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (PermissionError(13, "Permission denied", "out/records.jsonl"), "error: out/records.jsonl: permission denied"),
+        (OSError(28, "No space left on device"), "error: No space left on device"),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes"),
+            "error: not enough memory",
+        ),
+        (MemoryError(), "error: not enough memory"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(monkeypatch, error, said, capsys):
+    with pytest.raises(typer.Exit), one_line_errors():
+        raise error
+    written = capsys.readouterr().err
+    assert written.startswith(said)
+    assert len(written.splitlines()) == 1
+    with pytest.raises(RuntimeError, match="another"), one_line_errors():  # a defect keeps its traceback
+        raise RuntimeError("another")
 
 
 def test_folder_in_the_place_of_the_sheet_is_refused(pictures):

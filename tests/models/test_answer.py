@@ -256,7 +256,7 @@ def test_what_cannot_be_opened_is_said_in_one_line(directory, tmp_path):
         ({"base": tmp_path / "text"}, "bert is not supported; supported are .*qwen3_vl"),
         ({"base": tmp_path / "empty"}, "cannot be opened as a model"),
         ({"base": directory, "selector": tmp_path / "narrow"}, "made for models of width 32, this one has 64"),
-        ({"selector": tmp_path / "narrow"}, "is not a selector that names its base model; pass `base`"),
+        ({"selector": tmp_path / "narrow"}, "does not name its base model; name it too, as `base` or with --model"),
         ({"base": directory, "dtype": "float13"}, "`dtype` must be 'auto' or one of torch's, .* got 'float13'"),
         ({"base": directory, "mode": "best"}, "`mode` must be one of prune, weight, saccade, got 'best'"),
     ]

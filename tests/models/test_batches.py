@@ -204,7 +204,7 @@ def test_a_question_that_cannot_be_asked_costs_no_other(vlm, tmp_path):
     answers = list(vlm.answer_many(asked, batch_size=5, return_exceptions=True, **SHORT))
     said = [str(answer) if isinstance(answer, Exception) else None for answer in answers]
     assert "cut.png is not a picture" in said[1]
-    assert "aspect ratio" in said[3]
+    assert "too long and thin" in said[3]
     assert said[4].startswith("the question is empty")
     assert said[5] == "a question must be a pair (pictures, text) or a list of messages, got str"
     for place, question in zip((0, 2, 6), good, strict=True):

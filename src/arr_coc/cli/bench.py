@@ -69,15 +69,25 @@ def time_stages(
     from arr_coc.evaluation.shapes import SHAPES, build_shape
     from arr_coc.evaluation.timing import time_contenders
     from arr_coc.inference.load import quiet_loading
-    from arr_coc.runtime.atomic_files import write_aside
+    from arr_coc.runtime.atomic_files import check_folder, write_aside
     from arr_coc.runtime.machine import check_device, describe_machine
 
+    if out is not None:
+        if out.is_dir():
+            raise IsADirectoryError(f"cannot write {out}: it is a folder; give a file name")
+        check_folder(out.parent)
+    if "oracle" in selectors:
+        raise ValueError("oracle must be told where to look, so it is not timed; use another selector")
     quiet_loading()
     if len(parse_budgets(budget)) > 1:
         raise ValueError(f"`--budget` must be one number or ratio, got {budget!r}; `arr-coc eval` takes several")
     name = model or EMBEDDED
     if name in SHAPES:
         opened = Opened(build_shape(name, check_device(device), getattr(torch, dtype)), None)
+    elif model is not None and "/" not in name and not Path(name).is_dir() and name != EMBEDDED:
+        raise ValueError(
+            f"{name!r} is neither a directory nor a Hub id, which has a slash, nor one of {', '.join(SHAPES)}"
+        )
     else:
         opened = open_model(name, device, dtype, size + CELL)
     vision = opened.model.config.vision_config

@@ -98,12 +98,14 @@ def run_evaluation(plan: Evaluation) -> dict[str, Any]:
     from arr_coc.config import EMBEDDED
     from arr_coc.evaluation.contenders import open_contenders, parse_budgets
     from arr_coc.evaluation.records import Store
-    from arr_coc.evaluation.report import write_report
+    from arr_coc.evaluation.report.write import write_report
     from arr_coc.evaluation.run import open_model, run_task
     from arr_coc.evaluation.tasks import open_task
     from arr_coc.inference.load import quiet_loading
+    from arr_coc.runtime.atomic_files import check_folder
     from arr_coc.runtime.machine import describe_machine, find_revision
 
+    check_folder(plan.out)
     quiet_loading()
     budgets = parse_budgets(plan.budgets)
     tasks = [open_task(spec, plan.limit, plan.size) for spec in plan.tasks]

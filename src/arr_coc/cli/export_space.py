@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from arr_coc.cli.errors import one_line_errors
+from arr_coc.runtime.atomic_files import check_folder
 
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", "space")
 
@@ -32,6 +33,7 @@ def write_space(folder: Path) -> None:
     parent = folder.resolve().parent
     if not parent.is_dir():
         raise ValueError(f"there is no folder {parent}; create it first")
+    check_folder(parent)
     package = Path(str(files("arr_coc")))
     with tempfile.TemporaryDirectory(dir=parent, prefix=".space-") as temporary:
         space = Path(temporary) / "space"

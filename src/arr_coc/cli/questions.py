@@ -107,10 +107,11 @@ def read_answers(
 ) -> dict[str, dict[str, Any]]:
     """Rows by id that an earlier run has written; those of other questions or settings are refused."""
     from arr_coc.evaluation.records import check_started, name_today
-    from arr_coc.runtime.atomic_files import recover_rows
+    from arr_coc.runtime.atomic_files import check_folder, recover_rows
 
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise ValueError(f"{out} cannot be written: " + ("it is a folder" if out.is_dir() else "its folder is missing"))
+    check_folder(out.parent)
     if out.exists() and out.samefile(file):
         raise ValueError(f"{out} is the file of questions itself; give another --out")
     asked = {question.id: question for question in questions}

@@ -72,8 +72,10 @@ def train(
     """Train a selector for a frozen model. Ctrl-C saves a checkpoint; --resume continues from it."""
     with one_line_errors():
         from arr_coc.config import EMBEDDED
+        from arr_coc.runtime.atomic_files import check_folder
         from arr_coc.training.config import TrainConfig
 
+        check_folder(out)
         config = TrainConfig(
             data=data, out=out, stage=stage, base=base or EMBEDDED, start=start, steps=steps, batch_size=batch,
             rate=rate, seed=seed, samples=samples, estimator=estimator, budget=budget, reward=reward, thrift=thrift,

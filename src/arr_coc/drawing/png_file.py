@@ -6,7 +6,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from arr_coc.runtime.atomic_files import set_aside
+from arr_coc.runtime.atomic_files import check_folder, set_aside
 
 
 def check_target(path: str | Path) -> Path:
@@ -28,6 +28,7 @@ def check_target(path: str | Path) -> Path:
         raise IsADirectoryError(f"cannot write {path}: it is a folder; give a file name")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"cannot write {path}: there is no folder {path.parent}; create it first")
+    check_folder(path.parent)
     return path
 
 

@@ -243,8 +243,14 @@ def _refused(directory_or_id: str | Path, reason: str) -> ValueError:
 def load_config(directory_or_id: str | Path, **hub: Any) -> Any:
     """The config of a model, without its weights."""
     name = str(directory_or_id)
-    if name != EMBEDDED and _is_bare_name(name):
+    if name == EMBEDDED:
+        return _load(transformers.AutoConfig, name, hub)
+    if os.path.isfile(name):
+        raise _refused(name, "it is a file; give the directory of the model")
+    if _is_bare_name(name):
         raise ValueError(f"there is no directory {name!r}, and a Hub id has a slash, as in Qwen/Qwen3-VL-2B-Instruct")
+    if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "config.json")):
+        raise _refused(name, "it has no config.json")
     return _load(transformers.AutoConfig, directory_or_id, hub)
 
 
@@ -339,8 +345,12 @@ def find_base(
         raise TypeError(f"`selector` must be a name, a directory, a Hub id or a selector, got {selector!r}")
     _check_place(selector)
     recorded = tuned_base(selector) or recorded_base(selector, **hub)
+    if recorded is None:
+        raise ValueError(
+            f"{selector} is not a selector: it has no {CONFIG_NAME} of one; give what was saved or trained"
+        )
     if not recorded:
-        raise ValueError(f"{selector} is not a selector that names its base model; pass `base`")
+        raise ValueError(f"{selector} does not name its base model; name it too, as `base` or with --model")
     return recorded, selector
 
 

@@ -229,13 +229,21 @@ def make_inputs(
     """
     hidden, reader = _read_texts_plainly(processor, conversations)
     side = {} if answered else {"padding_side": "left"}  # generation continues at the last column
-    inputs = reader.apply_chat_template(
-        hidden,
-        add_generation_prompt=not answered,
-        tokenize=True,
-        return_dict=True,
-        processor_kwargs={"padding": True, "return_tensors": "pt", **side, **_describe_clips(conversations)},
-    ).to(device)
+    try:
+        inputs = reader.apply_chat_template(
+            hidden,
+            add_generation_prompt=not answered,
+            tokenize=True,
+            return_dict=True,
+            processor_kwargs={"padding": True, "return_tensors": "pt", **side, **_describe_clips(conversations)},
+        ).to(device)
+    except ValueError as error:
+        if "aspect ratio" not in str(error):  # how processors refuse what is too long and thin
+            raise
+        raise ValueError(
+            "a picture is too long and thin for this model: its long side must be less than 200 times the short one; "
+            "crop it, or add a margin"
+        ) from None
     for name in ("pixel_values", "pixel_values_videos"):
         if dtype is not None and name in inputs:
             inputs[name] = inputs[name].to(dtype)

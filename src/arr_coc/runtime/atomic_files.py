@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,8 +19,39 @@ def set_aside(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         temporary.replace(path)
+    except OSError as error:
+        if error.filename is not None and str(error.filename) == str(temporary):
+            error.filename, error.filename2 = str(path), None  # the name that its user knows
+        raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_folder(folder: Path) -> None:
+    """Raise `OSError` unless files can be written into a folder, which may still have to be created; none is left.
+
+    Example:
+
+    ```python
+    >>> from pathlib import Path
+    >>> from arr_coc.runtime.atomic_files import check_folder
+    >>> check_folder(Path("/dev/null/results"))
+    Traceback (most recent call last):
+    NotADirectoryError: /dev/null is no folder, so nothing can be written into /dev/null/results; give another
+
+    ```
+    """
+    place = folder.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        where = "" if place == folder.absolute() else f", so nothing can be written into {folder}"
+        raise NotADirectoryError(f"{place if where else folder} is no folder{where}; give another")
+    try:
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise OSError(f"nothing can be written into {folder}: {reason}; give another folder") from None
 
 
 def write_aside(path: Path, text: str) -> None:
