@@ -7,10 +7,8 @@ prompt whose pictures are not made smaller needs no such pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,7 @@ from torch import Tensor, nn
 
 from arr_coc.config import CellBox, Grid, cell_count
 from arr_coc.families.family import Encoded, Family, Inputs
-from arr_coc.prompting.inside_model import last_token_attention
+from arr_coc.families.language_attention import Asking, attending_layers, reading_attention
 from arr_coc.prompting.layout import Prompt, build, check_selections, read_prompt
 from arr_coc.prompting.prune import Pruning
 from arr_coc.prompting.question import find_chat, find_question
@@ -62,12 +60,8 @@ class Glancing(Shortening):
             raise ValueError(f"{name!r} reads the model's head, which this model has not; use another selector")
         if inputs.get("labels") is not None:
             raise ValueError(f"{name!r} looks from the prompt's end, where `labels` have the answer; drop `labels`")
-        other_types = set(getattr(family.inner.language_model.config, "layer_types", None) or ()) - {"full_attention"}
-        if selector.needs_attention and other_types:
-            raise ValueError(
-                f"{name!r} needs full attention in every layer, this model has {', '.join(sorted(other_types))}; "
-                "use a selector that reads no attention"
-            )
+        if selector.needs_attention:
+            attending_layers(family)  # refuses what cannot be read
 
     def read(self) -> None:
         """Find the pictures, and state the prompt with small ones."""
@@ -116,24 +110,25 @@ class Glancing(Shortening):
         """The attention `[n]` paid to each small picture, and how sure the model is of each row's first token."""
         prompt = self.first.prompt
         mask = arguments["attention_mask"].bool()
-        last = upload(torch.from_numpy(prompt.last_columns()), mask.device)
-        with _reading(self._attention_modules(), last, mask) as paid:
+        last = Asking.alone(upload(torch.from_numpy(prompt.last_columns()), mask.device))
+        with reading_attention(self._layers(), last, mask) as paid:
             self.passes += 1
             output = self.call({**arguments, "use_cache": False, "logits_to_keep": 1})
         confidence = output.logits[:, -1].float().softmax(dim=-1).amax(dim=-1).tolist()
         if not paid:
             return [torch.empty(0)] * len(prompt.spans), confidence
-        attention = torch.stack([layer.to(mask.device) for layer in paid]).mean(dim=0).cpu()  # [B, L]
+        # [layers, B, heads, 1, L] -> [B, L]
+        attention = torch.stack([layer.to(mask.device) for layer in paid]).mean(dim=(0, 2, 3)).cpu()
         return [attention[span.row, torch.from_numpy(span.columns)] for span in prompt.spans], confidence
 
-    def _attention_modules(self) -> list[nn.Module]:
+    def _layers(self) -> list[tuple[int, nn.Module]]:
         """Those whose attention the selector reads."""
         if not self.selector.needs_attention:
             return []
-        modules = [layer.self_attn for layer in self.family.inner.language_model.layers]
+        layers = attending_layers(self.family)
         if self.selector.layer is None:
-            return modules
-        return [modules[round(self.selector.layer * (len(modules) - 1))]]
+            return layers
+        return [layers[round(self.selector.layer * (len(layers) - 1))]]
 
     def _find_words(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Where the question's words are in the prompt with small pictures, `[B, L]`."""
@@ -231,27 +226,6 @@ class Glancing(Shortening):
 
     def _count_glanced(self) -> list[int]:
         return [self.passes * cell_count(grid) for grid in self.small]
-
-
-@contextmanager
-def _reading(modules: Sequence[nn.Module], last: Tensor, mask: Tensor) -> Iterator[list[Tensor]]:
-    """Inside, calls in this thread add the attention `[B, L]` that the last token of each row pays in each layer."""
-    paid: list[Tensor] = []
-    thread = get_ident()
-
-    def read(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        if get_ident() != thread:  # which runs the same model
-            return
-        hidden: Tensor = kwargs["hidden_states"]
-        placed = last.to(hidden.device), mask.to(hidden.device)  # layers may be on several devices
-        paid.append(last_token_attention(module, hidden, kwargs["position_embeddings"], *placed))
-
-    handles = [module.register_forward_hook(read, with_kwargs=True) for module in modules]
-    try:
-        yield paid
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _check_reading(reading: Reading, full: Grid) -> None:

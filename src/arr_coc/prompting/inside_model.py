@@ -21,10 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers.masking_utils import create_causal_mask
-from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb
 
 from arr_coc.config import Grid
 from arr_coc.families.family import Family, Inputs
+from arr_coc.families.language_attention import Asking, paid_attention
 from arr_coc.prompting.cache import cut_of, mark_cache
 from arr_coc.prompting.layout import Prompt, choose_columns
 from arr_coc.prompting.question import Ints
@@ -53,44 +53,6 @@ class Cut:
 
 
 CallArguments = tuple[tuple[Any, ...], dict[str, Any]]
-
-
-def last_token_attention(
-    attention: Any, hidden: Tensor, positions: tuple[Tensor, ...], last: Tensor, mask: Tensor
-) -> Tensor:
-    """Attention `[B, L]` that the last token of each row pays to all tokens, mean over heads.
-
-    It is computed from queries and keys, so it works with every attention implementation.
-
-    Args:
-        attention (`nn.Module`): attention module of a decoder layer.
-        hidden (`Tensor` of shape `[B, L, D]`): its input.
-        positions (`tuple[Tensor, ...]`): cosines and sines `[B, L, d]` of the tokens' positions.
-        last (`Tensor` of shape `[B]`): column of each row's last token.
-        mask (`Tensor` of shape `[B, L]`): False where padded.
-    """
-    rows = torch.arange(len(hidden), device=hidden.device)
-    cosine, sine = (value.expand(len(hidden), -1, -1) for value in positions)
-    # the queries of one token, the keys of all; [B, L, F] -> [B, heads, L, d]
-    queries, keys = (
-        _project(attention, name, states) for name, states in (("q", hidden[rows, last][:, None]), ("k", hidden))
-    )
-    queries, _ = apply_rotary_pos_emb(queries, queries, cosine[rows, last][:, None], sine[rows, last][:, None])
-    keys, _ = apply_rotary_pos_emb(keys, keys, cosine, sine)
-    groups = queries.unflatten(1, (keys.shape[1], -1)).squeeze(3).float()  # [B, heads of keys, group, d]
-    weights = groups @ keys.float().mT * attention.scaling  # [B, heads of keys, group, L]
-    weights = weights.masked_fill(~mask[:, None, None], -torch.inf).softmax(dim=-1)
-    mean: Tensor = weights.mean(dim=(1, 2))
-    return mean
-
-
-def _project(attention: Any, name: str, hidden: Tensor) -> Tensor:
-    """Queries or keys `[B, heads, L, d]` before the rotary embedding, normalised if the model does so."""
-    states = getattr(attention, f"{name}_proj")(hidden).unflatten(-1, (-1, attention.head_dim))
-    norm = getattr(attention, f"{name}_norm", None)
-    states = states if norm is None else norm(states)
-    by_head: Tensor = states.transpose(1, 2)
-    return by_head
 
 
 def check_inside(family: Family, selector: LanguageSelector, settings: Settings) -> None:
@@ -210,13 +172,13 @@ class InsideModel:
         hidden: Tensor = kwargs["hidden_states"]
         prompt, device = self.prompt, hidden.device
         beams = len(hidden) // len(prompt.ids)  # adjacent rows that repeat one row of the prompt
-        attention = last_token_attention(
+        attention = paid_attention(
             module,
             hidden[::beams],
             tuple(value[::beams] for value in kwargs["position_embeddings"]),
-            torch.from_numpy(prompt.last_columns()).to(device),
+            Asking.alone(torch.from_numpy(prompt.last_columns()).to(device)),
             torch.from_numpy(prompt.mask).to(device),
-        )
+        ).mean(dim=(1, 2))  # [B, heads, 1, L] -> [B, L]
         places = [span.row * prompt.ids.shape[1] + span.columns for span in prompt.spans]
         visual = attention.flatten()[torch.from_numpy(np.concatenate(places)).to(device)]  # [B, L] -> [N]
         chosen = self.choose(torch.split(visual, [len(place) for place in places]))
