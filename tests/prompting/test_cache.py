@@ -189,6 +189,25 @@ def test_a_cache_of_a_shortened_prompt_is_refused_elsewhere(opened):
 
 
 @torch.no_grad()
+def test_a_cache_that_was_reset_holds_nothing(opened):
+    family, model = opened
+    data = inputs_for(family, IMAGE_PROMPT)
+    with attach(model, ByScore(), budget=3, on_error="raise"):
+        cache = DynamicCache()
+        out = model.generate(**data, **GREEDY, past_key_values=cache)
+        turn = {**data, **conversation(data, out[:, data["input_ids"].shape[1] :])}
+        turn.pop("mm_token_type_ids", None)
+        cache.reset()
+        again = model.generate(**turn, **GREEDY, past_key_values=cache)
+        assert torch.equal(again, model.generate(**turn, **GREEDY))
+        assert holding_of(cache) is not None
+    cache.reset()
+    assert type(cache) is DynamicCache
+    plain = model.generate(**data, **GREEDY, past_key_values=cache)
+    assert torch.equal(plain, model.generate(**data, **GREEDY))
+
+
+@torch.no_grad()
 def test_keeping_everything_leaves_an_ordinary_cache(opened):
     family, model = opened
     data = inputs_for(family, IMAGE_PROMPT)

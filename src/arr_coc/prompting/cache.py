@@ -287,6 +287,13 @@ class _Marked:
                 raise ValueError("a cache cannot be cropped into its shortened prompt; start without `past_key_values`")
         return super().crop(length)  # type: ignore[misc]
 
+    def reset(self) -> None:
+        """Like the cache's own; afterwards it is an ordinary cache."""
+        super().reset()  # type: ignore[misc]
+        self.__dict__.pop("holding", None)
+        self.__dict__.pop("cut", None)
+        self.__class__ = type(self).__mro__[2]  # the cache's own
+
     def batch_select_indices(self, indices: Tensor) -> None:
         """Like the cache's own; what it holds follows."""
         super().batch_select_indices(indices)  # type: ignore[misc]
