@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import pickle
 
 import pytest
 import torch
@@ -205,6 +206,21 @@ def test_a_cache_that_was_reset_holds_nothing(opened):
     assert type(cache) is DynamicCache
     plain = model.generate(**data, **GREEDY, past_key_values=cache)
     assert torch.equal(plain, model.generate(**data, **GREEDY))
+
+
+@torch.no_grad()
+def test_a_pickled_cache_knows_what_it_holds(opened):
+    family, model = opened
+    data = inputs_for(family, IMAGE_PROMPT)
+    with attach(model, ByScore(), budget=3, on_error="raise"):
+        cache = DynamicCache()
+        out = model.generate(**data, **GREEDY, past_key_values=cache)
+        turn = conversation(data, out[:, data["input_ids"].shape[1] :])
+        twin = pickle.loads(pickle.dumps(cache))
+        expected = model.generate(**turn, **GREEDY, past_key_values=cache)
+        assert torch.equal(model.generate(**turn, **GREEDY, past_key_values=twin), expected)
+    with pytest.raises(ValueError, match="holds a shortened prompt, which the plain model would misread"):
+        model.generate(**turn, **GREEDY, past_key_values=pickle.loads(pickle.dumps(twin)))
 
 
 @torch.no_grad()

@@ -294,6 +294,9 @@ class _Marked:
         self.__dict__.pop("cut", None)
         self.__class__ = type(self).__mro__[2]  # the cache's own
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _make_marked, (type(self).__mro__[2],), self.__dict__  # pickle would look for the class by its name
+
     def batch_select_indices(self, indices: Tensor) -> None:
         """Like the cache's own; what it holds follows."""
         super().batch_select_indices(indices)  # type: ignore[misc]
@@ -305,6 +308,12 @@ class _Marked:
 def _marked_class(cls: Hashable) -> Any:
     base: Any = cls
     return type(f"Shortened{base.__name__}", (_Marked, base), {})
+
+
+def _make_marked(cls: Hashable) -> Any:
+    """An empty cache, marked; copies and pickles fill it."""
+    marked = _marked_class(cls)
+    return marked.__new__(marked)
 
 
 def mark_cache(cache: Any, holding: Holding | None = None, cut: Any = None) -> None:
