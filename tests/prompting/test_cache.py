@@ -190,6 +190,59 @@ def test_a_cache_of_a_shortened_prompt_is_refused_elsewhere(opened):
 
 
 @torch.no_grad()
+def test_what_a_further_turn_hides_is_not_read(opened):
+    family, model = opened
+    data = inputs_for(family, IMAGE_PROMPT)
+    hidden = torch.zeros(1, 3, dtype=torch.long)  # as after a row that ended before the others of its batch
+    with attach(model, ByScore(), budget=3, on_error="raise"):
+        cache = DynamicCache()
+        out = model.generate(**data, **GREEDY, past_key_values=cache)
+        turn = conversation(data, out[:, data["input_ids"].shape[1] :])
+        first = out.shape[1]
+        ids = torch.cat([out, hidden, TURN], dim=1)
+        mask = torch.ones_like(ids)
+        mask[:, first : first + 3] = 0
+        last = out[:, -1:]  # of which nothing is in the cache yet
+        new = torch.cat([last, hidden, TURN], dim=1)
+        by_hand = model(input_ids=torch.cat([last, TURN], dim=1), past_key_values=copy.deepcopy(cache)).logits
+        # a mask counts the columns of the conversation, or those in the cache
+        for columns in (mask, mask[:, -cache.get_seq_length() - new.shape[1] :]):
+            masked = model(input_ids=new, attention_mask=columns, past_key_values=copy.deepcopy(cache)).logits
+            torch.testing.assert_close(masked[:, 4:], by_hand[:, 1:], rtol=1e-4, atol=1e-4)
+        padded = model.generate(input_ids=ids, attention_mask=mask, **GREEDY, past_key_values=copy.deepcopy(cache))
+        expected = model.generate(**turn, **GREEDY, past_key_values=cache)
+    assert torch.equal(padded[:, ids.shape[1] :], expected[:, turn["input_ids"].shape[1] :])
+
+
+def in_turn(ids):
+    """Arguments that a further turn cannot have, with what is said of them."""
+    return {
+        "position_ids": (torch.zeros(3, *ids.shape, dtype=torch.long), "`position_ids` are computed here"),
+        "attention_mask": (torch.ones(1, 1, 8, 8), "`attention_mask` must have shape .* as the whole conversation, go"),
+        "mm_encoder_outputs": ({"image": None}, "a further picture cannot join the cache of a shortened prompt"),
+        "cache_position": (torch.arange(ids.shape[1]), "`cache_position` counts columns of the full prompt"),
+    }
+
+
+@pytest.mark.parametrize("name", in_turn(TURN))
+@torch.no_grad()
+def test_arguments_that_a_further_turn_cannot_honour_are_refused(opened, name):
+    family, model = opened
+    data = inputs_for(family, IMAGE_PROMPT)
+    with attach(model, ByScore(), budget=3, on_error="raise"):
+        cache = DynamicCache()
+        out = model.generate(**data, **GREEDY, past_key_values=cache)
+        turn = conversation(data, out[:, data["input_ids"].shape[1] :])
+        for call, arguments in ((model.generate, turn), (model, {"input_ids": TURN})):
+            value, message = in_turn(arguments["input_ids"])[name]
+            with pytest.raises(ValueError, match=message):
+                call(**{**arguments, name: value}, past_key_values=cache)
+        with pytest.raises(ValueError, match="guidance_scale reads a second prompt"):
+            model.generate(**turn, guidance_scale=1.5, past_key_values=cache)
+        model.generate(**turn, **GREEDY, past_key_values=cache)
+
+
+@torch.no_grad()
 def test_a_cache_that_was_reset_holds_nothing(opened):
     family, model = opened
     data = inputs_for(family, IMAGE_PROMPT)

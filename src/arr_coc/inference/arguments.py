@@ -36,9 +36,7 @@ def check_arguments(arguments: Inputs) -> None:
     logits, cache = arguments.get("logits_to_keep"), arguments.get("past_key_values")
     if arguments.get("mm_encoder_outputs") is not None:
         raise ValueError("`mm_encoder_outputs` come beside `pixel_values`; pass the pictures alone")
-    for name, message in _OF_FULL_PROMPT.items():
-        if arguments.get(name) is not None:
-            raise ValueError(message)
+    _check_described(arguments)
     for name in ("attention_mask", "labels", "mm_token_type_ids"):
         value = arguments.get(name)
         if value is not None and (not isinstance(value, Tensor) or value.shape != ids.shape):
@@ -57,6 +55,22 @@ def check_arguments(arguments: Inputs) -> None:
         raise ValueError(
             "`past_key_values` already holds tokens, which a shortened prompt cannot follow; start without it"
         )
+
+
+def check_turn(arguments: Inputs) -> None:
+    """Raise `ValueError` for arguments that a further turn in the cache of a shortened prompt cannot honour."""
+    check_ids(arguments)
+    _check_described(arguments)
+    if arguments.get("mm_encoder_outputs"):
+        raise ValueError(
+            "a further picture cannot join the cache of a shortened prompt; start without `past_key_values`"
+        )
+
+
+def _check_described(arguments: Inputs) -> None:
+    for name, message in _OF_FULL_PROMPT.items():
+        if arguments.get(name) is not None:
+            raise ValueError(message)
 
 
 def _describe(value: Any) -> str:

@@ -179,12 +179,19 @@ class Holding:
         """Whether the model read fewer tokens than the caller passed."""
         return self.length != self.full_length
 
-    def extend(self, family: Family, text: Tensor) -> dict[str, Tensor]:
-        """Ids, mask and positions of the shortened prompt followed by text `[B, n]`."""
-        return self.followed_by(text_piece(text)).arguments(family)
+    def extend(self, family: Family, text: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+        """Ids, mask and positions of the shortened prompt followed by text `[B, n]`, of which a mask may hide some."""
+        return self.followed_by(text_piece(text, mask)).arguments(family)
 
-    def add(self, family: Family, cache: Any, ids: Tensor) -> dict[str, Any]:
-        """The arguments of a forward pass that adds tokens `[B, n]` to a cache which begins with this prompt."""
+    def add(self, family: Family, cache: Any, ids: Tensor, mask: Tensor | None = None) -> dict[str, Any]:
+        """The arguments of a forward pass that adds tokens `[B, n]` to a cache which begins with this prompt.
+
+        Args:
+            family (`Family`): the opened model.
+            cache (`Cache`): holds this prompt, and perhaps tokens after it.
+            ids (`Tensor` of shape `[B, n]`): the tokens to add.
+            mask (`Tensor`, *optional*): of the whole conversation, as its caller or as the cache counts it.
+        """
         decoded = int(cache.get_seq_length()) - self.length
         if decoded < 0:
             raise ValueError(
@@ -192,9 +199,21 @@ class Holding:
                 "with this cache first"
             )
         before = ids.new_zeros(len(ids), decoded)  # only their number matters
-        extended: dict[str, Any] = self.extend(family, torch.cat([before, ids], dim=1))
+        text = torch.cat([before, ids], dim=1)
+        extended: dict[str, Any] = self.extend(family, text, self.mask_after(mask, text.shape[1]))
         positions = extended["position_ids"][..., -ids.shape[1] :]
         return {**extended, "input_ids": ids, "position_ids": positions, "past_key_values": cache}
+
+    def mask_after(self, mask: Any, count: int) -> Tensor | None:
+        """The last columns `[B, count]` of a mask, which follow this prompt; None if there is no mask."""
+        if mask is None:
+            return None
+        rows = len(self.full_ids)
+        shapes = [(rows, length + count) for length in (self.full_length, self.length)]
+        if not isinstance(mask, Tensor) or tuple(mask.shape) not in shapes:
+            given = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+            raise ValueError(f"`attention_mask` must have shape {shapes[0]}, as the whole conversation, got {given}")
+        return mask[:, -count:].long()
 
     def arguments(self, family: Family) -> dict[str, Tensor]:
         """Ids, mask and positions as arguments of the model."""
