@@ -294,6 +294,38 @@ def test_keeping_everything_leaves_an_ordinary_cache(opened):
         model.generate(**turn, **GREEDY, past_key_values=result.past_key_values)  # an ordinary cache
 
 
+class Failing(ByScore):
+    def select(self, queries, budget=None):
+        raise RuntimeError("no idea")
+
+
+@pytest.mark.parametrize("kept", ["budget", "weight", "failure"])
+@torch.no_grad()
+def test_a_further_turn_after_everything_was_kept_may_bring_its_pictures_again(opened, kept):
+    family, model = opened
+    data = inputs_for(family, TWO_IMAGES)
+    layer = ARRCOCLayer(ARRCOCConfig.for_model(model)).eval()
+    selector, options = {
+        "budget": (ByScore(), {"budget": 400}), "weight": (layer, {"mode": "weight"}), "failure": (Failing(), {}),
+    }[kept]  # fmt: skip
+    with attach(model, selector, **options):
+        cache = DynamicCache()
+        out = model.generate(**data, **GREEDY, past_key_values=cache)
+        turn = conversation(data, out[:, data["input_ids"].shape[1] :])
+        expected = model.generate(**turn, **GREEDY, past_key_values=copy.deepcopy(cache))
+        again = {**data, **turn}
+        if "mm_token_type_ids" in data:
+            types = data["mm_token_type_ids"]
+            text = types.new_zeros(1, turn["input_ids"].shape[1] - types.shape[1])
+            again["mm_token_type_ids"] = torch.cat([types, text], dim=1)
+        assert torch.equal(model.generate(**again, **GREEDY, past_key_values=copy.deepcopy(cache)), expected)
+        third = inputs_for(family, [("text", 1), ("image", (1, 8, 12)), ("text", 1)])
+        ids = torch.cat([turn["input_ids"], third["input_ids"]], dim=1)
+        more = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": third["pixel_values"]}
+        with pytest.raises(ValueError, match="already holds tokens, which a shortened prompt cannot follow"):
+            model.generate(**more, **GREEDY, past_key_values=cache)
+
+
 @torch.no_grad()
 def test_crops_count_the_full_prompt(opened):
     family, model = opened

@@ -108,6 +108,20 @@ def check_text(family: Family, arguments: Inputs) -> None:
             )
 
 
+def without_read_pictures(family: Family, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `generate` without pictures, if an ordinary cache holds the columns of all of them.
+
+    A prompt that kept all its tokens leaves one, and processors give the pictures of a conversation in every turn.
+    """
+    ids, cache = arguments.get("input_ids"), arguments.get("past_key_values")
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or cache is None or isinstance(cache, tuple | list):
+        return arguments
+    read = int(cache.get_seq_length())
+    if not read or torch.isin(ids[:, read:], visual_ids(family, ids.device)).any():
+        return arguments
+    return {name: value for name, value in arguments.items() if name not in family.pixel_names.values()}
+
+
 def visual_ids(family: Family, device: torch.device) -> Tensor:
     """The ids of placeholders, one for each kind of picture."""
     return torch.tensor([family.token_id(kind) for kind in family.kinds], device=device)

@@ -16,7 +16,7 @@ from arr_coc.config import Grid, PromptBudget
 from arr_coc.families.family import open_family
 from arr_coc.families.language_graph import forget_recordings
 from arr_coc.gaze.plan import Gaze
-from arr_coc.inference.arguments import check_ids, check_text
+from arr_coc.inference.arguments import check_ids, check_text, without_read_pictures
 from arr_coc.inference.load import check_editions
 from arr_coc.inference.session import Run, Session
 from arr_coc.prompting.cache import calling, is_called
@@ -123,6 +123,10 @@ class Calls:
             arguments["input_ids"] = arguments.pop("inputs")
         cache = arguments.get("past_key_values")
         session.check_cache(cache)
+        if not session.continues(cache) and family.present(arguments):
+            arguments = without_read_pictures(family, arguments)
+            if not family.present(arguments):
+                args, kwargs = (), arguments
         if not family.present(arguments) and not session.continues(cache):
             check_text(family, arguments)
             with calling(family.target):  # its passes have nothing to shorten either
