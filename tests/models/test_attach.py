@@ -18,6 +18,7 @@ from tiny_models import (
     IMAGE,
     IMAGE_PROMPT,
     NEWLINE,
+    PAD,
     SMALL,
     TEXT,
     TWO_IMAGES,
@@ -28,6 +29,7 @@ from tiny_models import (
     tiny_model,
 )
 from transformers import GenerationConfig
+from transformers.generation.stopping_criteria import EosTokenCriteria
 
 from arr_coc import (
     ARRCOCConfig,
@@ -553,6 +555,21 @@ def test_processors_and_criteria_see_the_full_prompt(opened, beams):
     assert seen
     assert all(seen)
     assert out.shape[1] == prompt.shape[1] + 2
+
+
+@torch.no_grad()
+def test_a_criterion_of_ones_own_ends_rows_as_in_the_plain_model(opened):
+    family, model = opened
+    data = inputs_for(family, IMAGE_PROMPT, TWO_IMAGES)
+    length = data["input_ids"].shape[1]
+    begun = model.generate(**data, **GREEDY)[:, length:]
+    options = {"max_new_tokens": 6, "do_sample": False, "suppress_tokens": list(range(7)), "eos_token_id": None}
+    # `generate` fills rows up with padding after an end that such a criterion names
+    options["stopping_criteria"] = [EosTokenCriteria(begun[:1, 1].clone())]
+    plain = model.generate(**data, **options)
+    assert (plain[0, length + 2 :] == PAD).all()
+    with attach(model, create_selector("full"), on_error="raise"):
+        assert torch.equal(model.generate(**data, **options), plain)
 
 
 @torch.no_grad()

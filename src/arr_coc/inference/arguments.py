@@ -156,7 +156,7 @@ def adjust_limits(family: Family, arguments: Inputs, difference: int) -> dict[st
     return limits
 
 
-def with_full_ids(function: Callable[..., Any], prompt: Tensor, length: int) -> Callable[..., Any]:
+class WithFullIds:
     """A logits processor or stopping criterion that sees the full prompt `[B, L]` instead of the shorter one.
 
     Args:
@@ -165,11 +165,16 @@ def with_full_ids(function: Callable[..., Any], prompt: Tensor, length: int) -> 
         length (`int`): tokens of the shorter prompt.
     """
 
-    def call(input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Any:
-        prompts = prompt.repeat_interleave(len(input_ids) // len(prompt), dim=0).to(input_ids.device)
-        return function(torch.cat([prompts, input_ids[:, length:]], dim=1), scores, **kwargs)
+    def __init__(self, function: Callable[..., Any], prompt: Tensor, length: int) -> None:
+        self.function, self.prompt, self.length = function, prompt, length
+        if hasattr(function, "eos_token_id"):  # `generate` looks for it, to fill up rows that have ended
+            self.eos_token_id = function.eos_token_id
 
-    return call
+    def __call__(self, *args: Any, **options: Any) -> Any:  # `generate` takes further names for arguments it must give
+        """Call the function with the full prompt and the new tokens."""
+        input_ids, *scores = args
+        prompts = self.prompt.repeat_interleave(len(input_ids) // len(self.prompt), dim=0).to(input_ids.device)
+        return self.function(torch.cat([prompts, input_ids[:, self.length :]], dim=1), *scores, **options)
 
 
 class FullPromptStreamer:
@@ -206,7 +211,7 @@ def show_full_prompt(family: Family, arguments: Inputs, length: int) -> dict[str
     shown: dict[str, Any] = {}
     for name in ("logits_processor", "stopping_criteria"):
         if arguments.get(name):
-            shown[name] = [with_full_ids(function, prompt, length) for function in arguments[name]]
+            shown[name] = [WithFullIds(function, prompt, length) for function in arguments[name]]
     if arguments.get("streamer") is not None:
         shown["streamer"] = FullPromptStreamer(arguments["streamer"], prompt)
     allowed = arguments.get("prefix_allowed_tokens_fn")
