@@ -96,6 +96,20 @@ def test_text_passes_untouched(opened):
 
 
 @torch.no_grad()
+def test_a_call_without_pictures_kept_none(opened):
+    family, model = opened
+    data, text = inputs_for(family, IMAGE_PROMPT), inputs_for(family, TEXT)
+    with attach(model, ByScore(), budget=1) as run:
+        for call in (model, functools.partial(model.generate, **GREEDY)):
+            cache = model(**data, use_cache=True).past_key_values
+            assert len(run.kept) == 1
+            model(input_ids=torch.tensor([[40]]), past_key_values=cache)  # the same prompt goes on
+            assert len(run.kept) == 1
+            call(**text)
+            assert (run.kept, run.output) == ([], [])
+
+
+@torch.no_grad()
 def test_an_error_inside_leaves_the_model_as_it_was(opened):
     _, model = opened
     before = state_of(model)

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
+from transformers import Cache
 
 from arr_coc.config import Grid, PromptBudget
 from arr_coc.families.family import open_family
@@ -92,6 +93,13 @@ class Calls:
             # without arguments and result: they would stay in memory as long as the thread
             self._of_thread.run = self._latest = Run({}, outputs=run.outputs, kept=run.kept, failure=run.failure)
 
+    @untraced
+    def record_text(self, arguments: dict[str, Any]) -> None:
+        """Remember that a prompt without pictures kept none; a call that goes on from a cache begins no prompt."""
+        cache = arguments.get("past_key_values")
+        if cache is None or (isinstance(cache, Cache) and not cache.get_seq_length()):
+            self._of_thread.run = self._latest = Run({})
+
     @untraced_itself
     def forward(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Like the model's own, which is `plain`; a call without pictures is passed on unchanged."""
@@ -101,6 +109,7 @@ class Calls:
         arguments = _name_arguments(type(family.target).forward, args, kwargs)
         if not family.present(arguments) and not session.continues(arguments.get("past_key_values")):
             check_text(family, arguments)
+            self.record_text(arguments)
             return plain(*args, **kwargs)
         check_ids(arguments)
         as_tuple = arguments.get("return_dict") is False
@@ -129,6 +138,7 @@ class Calls:
                 args, kwargs = (), arguments
         if not family.present(arguments) and not session.continues(cache):
             check_text(family, arguments)
+            self.record_text(arguments)
             with calling(family.target):  # its passes have nothing to shorten either
                 return plain(*args, **kwargs)
         check_ids(arguments)
