@@ -548,6 +548,17 @@ def test_a_trained_adapter_is_saved_with_the_object(directory, tmp_path):
         adapted.save_pretrained(tmp_path, save_base=True)
 
 
+def test_the_object_selects_by_itself_and_its_model_may_be_attached(vlm):
+    with pytest.raises(ValueError, match="an ARRCOCQwen selects by itself; set its `selector`, or attach its `model`"):
+        attach(vlm, ByScore(), budget=BUDGET)
+    data = processed(vlm.processor, [photo(96, 64)])
+    with attach(vlm.model, create_selector("grid"), budget=BUDGET) as run, torch.no_grad():
+        words = full(data) - int(data["image_grid_thw"].prod()) // 4
+        assert vlm.model(**data).logits.shape[1] == words + BUDGET
+        assert vlm(**data).logits.shape[1] == words + 9
+        assert [len(cells) for _, cells in run.kept] == [BUDGET]
+
+
 def test_failures_of_answers_are_counted(vlm):
     assert vlm.answer(photo(96, 64), "what?", max_new_tokens=2).failure is None
     vlm.selector = Failing()

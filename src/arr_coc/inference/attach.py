@@ -211,6 +211,8 @@ class Attachment:
     """The handle that [`attach`] returns, also a context manager. `device` is where the model takes its inputs."""
 
     def __init__(self, model: nn.Module, selector: Selector, settings: Settings) -> None:
+        if isinstance(vars(model).get("_calls"), Calls):
+            raise ValueError("an ARRCOCQwen selects by itself; set its `selector`, or attach its `model`")
         family = open_family(model)
         self._target: Any = family.target
         if _HANDLE in self._target.__dict__:
