@@ -139,6 +139,15 @@ def test_a_conversation_encodes_once_and_answers_as_single_questions_do(vlm):
     assert page.encoder_calls == 1
 
 
+def test_what_is_no_question_is_refused(vlm):
+    page = vlm.look(EXAMPLES / "page.png")
+    with pytest.raises(ValueError, match="the question is empty; ask something about the picture"):
+        page.ask(" ")
+    with pytest.raises(TypeError, match="the question must be a string, got int"):
+        page.ask(3)
+    assert (page.turns, page.encoder_calls) == ([], 0)
+
+
 @pytest.mark.slow
 def test_turns_stay_in_the_prompt(vlm):
     page = vlm.look(EXAMPLES / "page.png")

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from arr_coc.families.family import Family
-from arr_coc.inference.messages import Message, PictureLike, check_messages, make_messages
+from arr_coc.inference.messages import Message, PictureLike, check_messages, check_question, make_messages
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.layout import read_prompt
 from arr_coc.prompting.prefix import Prefix
@@ -80,6 +80,7 @@ class Conversation:
             question (`str`): about the pictures.
             mode, options: as in [`ARRCOCQwen.answer`].
         """
+        check_question(question)
         before = self.turns if self.remember else []
         shown = [] if before else self._pictures
         turn = {"role": "user", "content": [*shown, {"type": "text", "text": question}]}

@@ -53,7 +53,7 @@ def make_messages(
     ```
     """
     if question is not None:
-        _check_question(question)
+        check_question(question)
     items: list[Any] = [pictures]
     if isinstance(pictures, Iterable) and not isinstance(pictures, str | np.ndarray | Mapping):
         items = list(pictures)
@@ -78,7 +78,8 @@ def _is_clip(item: object) -> bool:
     return isinstance(item, Mapping) and "video" in item and "role" not in item
 
 
-def _check_question(question: object) -> None:
+def check_question(question: object) -> None:
+    """Raise `TypeError` or `ValueError` unless this is the text of a question."""
     if not isinstance(question, str):
         raise TypeError(f"the question must be a string, got {type(question).__name__}")
     if not question.strip():
@@ -96,7 +97,7 @@ def open_asked(asked: Asked) -> list[dict[str, Any]]:
         given = type(asked).__name__ + (f" of {len(items)}" if isinstance(asked, list | tuple) else "")
         raise TypeError(f"a question must be a pair (pictures, text) or a list of messages, got {given}")
     pictures, question = items
-    _check_question(question)
+    check_question(question)
     if pictures is None:
         return make_messages({"role": "user", "content": question}, None)
     return make_messages(pictures, question)
