@@ -322,8 +322,29 @@ def test_a_further_turn_after_everything_was_kept_may_bring_its_pictures_again(o
         third = inputs_for(family, [("text", 1), ("image", (1, 8, 12)), ("text", 1)])
         ids = torch.cat([turn["input_ids"], third["input_ids"]], dim=1)
         more = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": third["pixel_values"]}
-        with pytest.raises(ValueError, match="already holds tokens, which a shortened prompt cannot follow"):
+        with pytest.raises(ValueError, match=r"which a shortened prompt cannot follow|a further picture cannot join"):
             model.generate(**more, **GREEDY, past_key_values=cache)
+
+
+@pytest.mark.parametrize("mode", ["prune", "weight"])
+@torch.no_grad()
+def test_other_prompts_may_come_between_the_turns_of_one_that_kept_everything(opened, mode):
+    family, model = opened
+    data, other = inputs_for(family, TWO_IMAGES), inputs_for(family, SMALL, seed=9)
+    layer = ARRCOCLayer(ARRCOCConfig.for_model(model)).eval()
+    with attach(model, layer, mode=mode, budget=400, on_error="raise"):
+        cache = DynamicCache()
+        out = model.generate(**data, **GREEDY, past_key_values=cache)
+        turn = conversation(data, out[:, data["input_ids"].shape[1] :])
+        step = {"input_ids": torch.cat([out[:, -1:], TURN], dim=1)}
+        expected = model.generate(**turn, **GREEDY, past_key_values=copy.deepcopy(cache))
+        by_hand = model(**step, past_key_values=copy.deepcopy(cache)).logits
+        model.generate(**other, **GREEDY)  # the model's own count of positions is now that of this one
+        assert torch.equal(model.generate(**turn, **GREEDY, past_key_values=copy.deepcopy(cache)), expected)
+        assert torch.equal(model(**step, past_key_values=copy.deepcopy(cache)).logits, by_hand)
+    cache.crop(2 - cache.get_seq_length())  # an ordinary cache may be cropped anywhere
+    assert type(cache) is DynamicCache
+    assert cache.get_seq_length() == 2
 
 
 @torch.no_grad()

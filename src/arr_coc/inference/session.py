@@ -514,8 +514,8 @@ def _is_unpadded(run: Run) -> bool:
 
 
 def _mark(cache: Any, holding: Holding | None) -> None:
-    """Mark a cache that a shortened prompt has filled."""
-    if cache is not None and holding is not None and holding.shorter:
+    """Mark a cache that a prompt has filled, unless its layers hold different tokens of the prompt."""
+    if cache is not None and holding is not None and cut_of(cache) is None:
         mark_cache(cache, holding)
 
 

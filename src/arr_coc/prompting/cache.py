@@ -282,14 +282,17 @@ class Holding:
 
 
 class _Marked:
-    """Added to the class of a cache that holds a shortened prompt."""
+    """Added to the class of a cache that holds a shortened prompt, or one of which everything was kept.
+
+    The plain model may use the latter too, at positions that it counts itself.
+    """
 
     holding: Holding | None = None
     cut: Any = None  # columns in its later layers, if tokens left inside the language model
 
     def update(self, *args: Any, **kwargs: Any) -> Any:
         """Like the cache's own, but only for a session, which knows what the cache holds."""
-        if not _CALLED.get():
+        if not _CALLED.get() and (self.holding is None or self.holding.shorter):
             raise ValueError(
                 "this cache holds a shortened prompt, which the plain model would misread; attach the model to go on "
                 "from it, or start without `past_key_values`"
@@ -298,17 +301,25 @@ class _Marked:
 
     def crop(self, length: int) -> Any:
         """Like the cache's own: a negative number of tokens to remove, or a length that counts the full prompt."""
+        whole = True  # the prompt
         if self.holding is not None:
             if length >= 0:
                 length -= self.holding.full_length - self.holding.length
             left = length if length >= 0 else self.get_seq_length() + length  # type: ignore[attr-defined]
-            if left < self.holding.length:
+            whole = left >= self.holding.length
+            if self.holding.shorter and not whole:
                 raise ValueError("a cache cannot be cropped into its shortened prompt; start without `past_key_values`")
-        return super().crop(length)  # type: ignore[misc]
+        result = super().crop(length)  # type: ignore[misc]
+        if not whole:
+            self._forget()
+        return result
 
     def reset(self) -> None:
         """Like the cache's own; afterwards it is an ordinary cache."""
         super().reset()  # type: ignore[misc]
+        self._forget()
+
+    def _forget(self) -> None:
         self.__dict__.pop("holding", None)
         self.__dict__.pop("cut", None)
         self.__class__ = type(self).__mro__[2]  # the cache's own
