@@ -1,5 +1,6 @@
 """One picture, many questions: encoded once, chosen anew, and the same as asking each question by itself."""
 
+import copy
 from importlib.resources import files
 
 import pytest
@@ -124,8 +125,26 @@ def test_questions_in_inference_mode_and_outside_take_turns(encoded_cells):
 def test_pictures_of_other_sizes_are_refused():
     model = tiny_model("qwen3_vl")
     seen = encode(model, inputs_for("qwen3_vl", TWO_IMAGES))
-    with pytest.raises(ValueError, match=r"`encoded` holds pictures of grids .*; encode these pictures first"):
+    with pytest.raises(ValueError, match=r"`encoded` holds other pictures, .*; encode these pictures first"):
         prepare(model, inputs_for("qwen3_vl", [("image", (1, 4, 4)), ("text", 3)]), ByScore(), encoded=seen)
+    with pytest.raises(ValueError, match=r"`encoded` holds pictures of grids .*; encode these pictures first"):
+        prepare(model, inputs_for("qwen3_vl", IMAGE_PROMPT), ByScore(), encoded=copy.deepcopy(seen))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_pictures_and_models_are_refused(family):
+    model = tiny_model(family)
+    data, other = inputs_for(family, TWO_IMAGES), inputs_for(family, TWO_IMAGES, seed=3)
+    seen = encode(model, data)
+    same = {name: value.clone() for name, value in data.items()}  # as the processor makes them again
+    short = prepare(model, same, ByScore(), budget=3, on_error="raise", encoded=seen)
+    assert (short.tokens.used, seen.calls) == (6, 1)
+    for wrong, opened_by in (({**data, "pixel_values": other["pixel_values"]}, model), (data, tiny_model(family))):
+        with pytest.raises(ValueError, match="`encoded` holds other pictures, or those of another model; encode thes"):
+            prepare(opened_by, wrong, ByScore(), budget=3, encoded=seen)
+    twin = copy.deepcopy(seen)
+    assert prepare(model, data, ByScore(), budget=3, encoded=twin).tokens.used == 6
 
 
 @pytest.mark.slow

@@ -234,6 +234,8 @@ class Session:
         check_arguments(inputs)
         encoded = self.settings.encoded
         if not isinstance(encoded, EncodingCache):
+            if encoded is not None:
+                encoded.check_source(self.family, inputs)
             return self._shorten(self._make_steps(inputs, encoded), inputs, watch)
         with ExitStack() as stack:
             with watch.stage("encode"):
