@@ -231,18 +231,23 @@ def show_full_prompt(family: Family, arguments: Inputs, length: int) -> dict[str
 def scatter_logits(logits: Tensor, short: Inputs, full: Inputs, visual: Tensor) -> Tensor:
     """Logits `[B, L, V]` at the columns of the full prompt, from those `[B, L', V]` of the shorter one.
 
-    Text is in both prompts in the same order. Columns of pictures and padding are zero; labels ignore them.
+    Text is in both prompts in the same order. The last column of a picture predicts the text that follows it; all
+    other columns of pictures, and of padding, are zero.
 
     Args:
         logits (`Tensor` of shape `[B, L', V]`): of the shorter prompt.
         short, full (`Mapping`): both prompts, with `input_ids` and perhaps `attention_mask`.
         visual (`Tensor`): ids of visual tokens.
     """
-    text = []
+    places = []  # rows and columns [n, 2] of the text in each prompt
     for prompt in (short, full):
         ids, mask = prompt["input_ids"], prompt.get("attention_mask")
         is_text = ~torch.isin(ids, visual)
-        text.append(is_text if mask is None else is_text & mask.bool())
+        places.append((is_text if mask is None else is_text & mask.bool()).nonzero())
+    (rows, columns), (_, targets) = (place.T for place in places)
     scattered = logits.new_zeros(*full["input_ids"].shape, logits.shape[-1])
-    scattered[text[1]] = logits[text[0]]
+    scattered[rows, targets] = logits[rows, columns]
+    follows = torch.isin(full["input_ids"][rows, targets - 1], visual) & (targets > 0) & (columns > 0)
+    rows, columns, targets = rows[follows], columns[follows] - 1, targets[follows] - 1
+    scattered[rows, targets] = logits[rows, columns]
     return scattered

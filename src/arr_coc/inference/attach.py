@@ -413,8 +413,9 @@ def attach(
         mode, budget, query_layers, chat, processor, on_error, gaze, encoded: as in [`prepare`]; saccades are cut from
             the processor's pixels.
         full_logits (`bool`, *optional*, defaults to `False`): put `forward`'s logits at the columns of the full prompt,
-            with zeros for pictures and padding, for losses and metrics that compare them with the full labels. The
-            model's own loss does not need this. It takes as much memory as the full prompt's logits.
+            with zeros for padding and for pictures up to their last column, for losses and metrics that compare them
+            with the full labels. The model's own loss does not need this. It takes as much memory as the full prompt's
+            logits.
         graphs (`bool`, *optional*, defaults to `True`): on CUDA, replay passes of the language model, and in mode
             `saccade` of the encoder, as graphs where that gives the same result up to rounding; see
             `docs/performance.md`. The layer's own graphs give the same result to the bit and do not depend on this.
