@@ -22,6 +22,7 @@ from arr_coc import (
 )
 from arr_coc.families import open_family
 from arr_coc.families.qwen2_vl import Qwen2VL
+from arr_coc.inference.messages import make_inputs, make_messages
 from arr_coc.prompting import prefix as prefix_module
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.prefix import Prefix
@@ -145,6 +146,18 @@ def test_other_pictures_and_models_are_refused(family):
             prepare(opened_by, wrong, ByScore(), budget=3, encoded=seen)
     twin = copy.deepcopy(seen)
     assert prepare(model, data, ByScore(), budget=3, encoded=twin).tokens.used == 6
+
+
+def test_a_question_about_another_picture_leaves_what_was_encoded_as_it_was(vlm):
+    question, options = "what color is the star?", {"max_new_tokens": 4}
+    messages = make_messages(EXAMPLES / "shapes.png", question)
+    seen = encode(vlm.model, make_inputs(vlm.processor, [messages], "cpu"))
+    with pytest.raises(ValueError, match="`encoded` holds other pictures, or those of another model"):
+        vlm.answer(EXAMPLES / "splatter.png", question, encoded=seen, **options)
+    for _ in range(2):
+        answer = vlm.answer(EXAMPLES / "shapes.png", question, encoded=seen, **options)
+        assert answer.text == vlm.answer(EXAMPLES / "shapes.png", question, **options).text
+    assert seen.calls == 1
 
 
 @pytest.mark.slow

@@ -98,6 +98,7 @@ def share_pixels(family: Family, inputs: dict[str, Any], encoded: Encodings) -> 
     """The inputs with pixels that were processed for an earlier question, of which the prompt shows small copies."""
     kinds = family.present(inputs)
     if not encoded.pixels:
+        encoded.check_source(family, inputs)  # before they are kept
         names = [name for kind in kinds for name in (family.pixel_names[kind], f"{kind}_grid_thw")]
         encoded.pixels = {name: inputs[name] for name in names if name in inputs}
         return inputs
