@@ -1,3 +1,4 @@
+import base64
 import io
 import os
 import socket
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from PIL import EpsImagePlugin, Image, ImageFile
 
 from arr_coc.data.example import MissingPicture, open_file
-from arr_coc.pixels.files import FORMATS, MAX_IMAGE_PIXELS, Picture, open_picture, to_tensor
+from arr_coc.inference.messages import make_messages
+from arr_coc.pixels.files import FORMATS, MAX_IMAGE_PIXELS, Picture, as_picture, open_picture, to_tensor
 
 SIZE = (17, 12)
 NOISE = np.random.default_rng(0).integers(0, 256, (SIZE[1], SIZE[0], 3), dtype=np.uint8)
@@ -119,6 +121,50 @@ def test_postscript_never_reaches_another_program(tmp_path, monkeypatch, name):
     with pytest.raises(ValueError, match="is not a picture in a known format; use JPEG, PNG"):
         open_picture(path)
     assert len(reached) == 1
+
+
+def as_base64(data):
+    return base64.b64encode(data).decode()
+
+
+# the names that transformers and OpenAI give a picture in a message
+PARTS = {
+    "image": lambda data, path: {"type": "image", "image": f"data:image/png;base64,{as_base64(data)}"},
+    "url": lambda data, path: {"type": "image", "url": f"data:image/png;base64,{as_base64(data)}"},
+    "base64": lambda data, path: {"type": "image", "base64": as_base64(data)},
+    "path": lambda data, path: {"type": "image", "path": str(path)},
+    "image_url": lambda data, path: {"type": "image_url", "image_url": {"url": str(path)}},
+    "image_url, data": lambda data, path: {"type": "image_url", "image_url": f"data:;base64,{as_base64(data)}"},
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_pictures_in_messages_are_held_to_the_promised_formats(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *inputs, **options: pytest.fail("reached"))
+
+    def open_part(kind):
+        data = encode(noise_image(), kind)
+        part = PARTS[name](data, write(tmp_path, data, "picture.png"))
+        [message] = make_messages([{"role": "user", "content": [part, {"type": "text", "text": "what?"}]}], None)
+        return message["content"][0]
+
+    with pytest.raises(ValueError, match="is not a picture in a known format; use JPEG, PNG"):
+        open_part("EPS")
+    opened = open_part("PNG")
+    assert opened["type"] == "image"
+    assert opened["image"].tobytes() == noise_image().tobytes()
+
+
+@pytest.mark.parametrize("url", ["data:image/png,abc", "data:image/png;base64,a*b", "data:"])
+def test_a_data_url_that_cannot_be_decoded_is_refused(url):
+    with pytest.raises(ValueError, match="a picture in a data URL must be base64, got 'data:"):
+        as_picture(url)
+
+
+def test_base64_in_place_of_a_path_is_refused_with_what_to_do():
+    with pytest.raises(OSError, match="is too long for a path; give base64 as 'data:image/png;base64,") as caught:
+        as_picture(as_base64(bytes(10_000)))
+    assert len(str(caught.value)) < 200
 
 
 @pytest.mark.parametrize("kind", ["TGA", "PCX", "SGI", "IM"])

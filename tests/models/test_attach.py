@@ -18,6 +18,7 @@ from tiny_models import (
     IMAGE,
     IMAGE_PROMPT,
     NEWLINE,
+    PAD,
     SMALL,
     TEXT,
     TWO_IMAGES,
@@ -28,6 +29,7 @@ from tiny_models import (
     tiny_model,
 )
 from transformers import GenerationConfig
+from transformers.generation.stopping_criteria import EosTokenCriteria
 
 from arr_coc import (
     ARRCOCConfig,
@@ -91,6 +93,20 @@ def test_text_passes_untouched(opened):
         assert torch.equal(model(**data).logits, plain)
         assert torch.equal(model.generate(**data, **GREEDY), out)
         assert run.output == []
+
+
+@torch.no_grad()
+def test_a_call_without_pictures_kept_none(opened):
+    family, model = opened
+    data, text = inputs_for(family, IMAGE_PROMPT), inputs_for(family, TEXT)
+    with attach(model, ByScore(), budget=1) as run:
+        for call in (model, functools.partial(model.generate, **GREEDY)):
+            cache = model(**data, use_cache=True).past_key_values
+            assert len(run.kept) == 1
+            model(input_ids=torch.tensor([[40]]), past_key_values=cache)  # the same prompt goes on
+            assert len(run.kept) == 1
+            call(**text)
+            assert (run.kept, run.output) == ([], [])
 
 
 @torch.no_grad()
@@ -556,6 +572,21 @@ def test_processors_and_criteria_see_the_full_prompt(opened, beams):
 
 
 @torch.no_grad()
+def test_a_criterion_of_ones_own_ends_rows_as_in_the_plain_model(opened):
+    family, model = opened
+    data = inputs_for(family, IMAGE_PROMPT, TWO_IMAGES)
+    length = data["input_ids"].shape[1]
+    begun = model.generate(**data, **GREEDY)[:, length:]
+    options = {"max_new_tokens": 6, "do_sample": False, "suppress_tokens": list(range(7)), "eos_token_id": None}
+    # `generate` fills rows up with padding after an end that such a criterion names
+    options["stopping_criteria"] = [EosTokenCriteria(begun[:1, 1].clone())]
+    plain = model.generate(**data, **options)
+    assert (plain[0, length + 2 :] == PAD).all()
+    with attach(model, create_selector("full"), on_error="raise"):
+        assert torch.equal(model.generate(**data, **options), plain)
+
+
+@torch.no_grad()
 def test_logits_can_stand_where_the_full_labels_are(opened):
     family, model = opened
     data = inputs_for(family, IMAGE_PROMPT, TWO_IMAGES)
@@ -571,9 +602,9 @@ def test_logits_can_stand_where_the_full_labels_are(opened):
     assert torch.equal(full.logits[:, -4:], short.logits[:, -4:])
     torch.testing.assert_close(last, short.logits[:, -1:])
     torch.testing.assert_close(full.loss, loss)
-    # a loss of one's own: the same where no label follows a picture directly
-    follows = torch.isin(data["input_ids"][:, :-1], torch.tensor([IMAGE]))
-    wanted = labels[:, 1:].masked_fill(follows, -100)
-    own = torch.nn.functional.cross_entropy(full.logits[:, :-1].float().mT, wanted, ignore_index=-100)
-    assert torch.isfinite(own)
-    assert (full.logits[data["input_ids"] == IMAGE] == 0).all()
+    # a loss of one's own, also of the labels that follow a picture directly
+    own = torch.nn.functional.cross_entropy(full.logits[:, :-1].float().mT, labels[:, 1:], ignore_index=-100)
+    torch.testing.assert_close(own, loss)
+    inside = data["input_ids"] == IMAGE
+    inside[:, :-1] &= inside[:, 1:]  # all columns of a picture but its last, which predicts what follows
+    assert (full.logits[inside] == 0).all()

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -160,6 +161,16 @@ def test_what_somebody_kept_of_an_attachment_is_the_plain_model_after_it(model, 
         assert torch.equal(kept[0](**data).logits, plain)
         assert torch.equal(kept[1](**data, **GREEDY), out)
         assert torch.equal(kept[2](**data).logits, plain)
+
+
+@torch.no_grad()
+def test_hooks_on_the_model_run_while_it_is_attached(model, data):
+    seen = []
+    model.register_forward_pre_hook(lambda module, args: seen.append("before"))
+    model.register_forward_hook(lambda module, args, output: seen.append(output.logits.shape[1]))
+    with attach(model, ByScore(), budget=BUDGET, on_error="raise"):
+        model(**data)
+    assert seen == ["before", short(model, data)]
 
 
 def test_a_lost_handle_is_found(model, data):
@@ -508,6 +519,12 @@ def test_the_object_is_saved_and_opened_again(vlm, directory, tmp_path, monkeypa
         again = ARRCOCQwen.from_pretrained(tmp_path / place, budget=9)
         assert again.model.config.name_or_path == str(base)
         assert again.answer(photo(96, 64), "what?", max_new_tokens=2).tokens.used == 9
+    # a selector that names no base is saved with the name of the one it is used with
+    nameless = ARRCOCLayer(dataclasses.replace(plain, base_model_name_or_path=None)).eval()
+    vlm.selector = nameless
+    vlm.save_pretrained(tmp_path / "named")
+    assert nameless.config.base_model_name_or_path is None
+    assert ARRCOCQwen.from_pretrained(tmp_path / "named").model.config.name_or_path == str(directory)
     calls = {}
 
     class Api:
@@ -546,6 +563,17 @@ def test_a_trained_adapter_is_saved_with_the_object(directory, tmp_path):
         assert torch.equal(again(**data).logits, adapted(**data).logits)
     with pytest.raises(ValueError, match="merge it first, or drop save_base"):
         adapted.save_pretrained(tmp_path, save_base=True)
+
+
+def test_the_object_selects_by_itself_and_its_model_may_be_attached(vlm):
+    with pytest.raises(ValueError, match="an ARRCOCQwen selects by itself; set its `selector`, or attach its `model`"):
+        attach(vlm, ByScore(), budget=BUDGET)
+    data = processed(vlm.processor, [photo(96, 64)])
+    with attach(vlm.model, create_selector("grid"), budget=BUDGET) as run, torch.no_grad():
+        words = full(data) - int(data["image_grid_thw"].prod()) // 4
+        assert vlm.model(**data).logits.shape[1] == words + BUDGET
+        assert vlm(**data).logits.shape[1] == words + 9
+        assert [len(cells) for _, cells in run.kept] == [BUDGET]
 
 
 def test_failures_of_answers_are_counted(vlm):

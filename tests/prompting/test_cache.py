@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import pickle
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from tiny_models import (
     inputs_for,
     tiny_model,
 )
-from transformers import DynamicCache
+from transformers import DynamicCache, StaticCache
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer, attach, create_selector
 from arr_coc.families import open_family
@@ -189,6 +190,98 @@ def test_a_cache_of_a_shortened_prompt_is_refused_elsewhere(opened):
 
 
 @torch.no_grad()
+def test_what_a_further_turn_hides_is_not_read(opened):
+    family, model = opened
+    data = inputs_for(family, IMAGE_PROMPT)
+    hidden = torch.zeros(1, 3, dtype=torch.long)  # as after a row that ended before the others of its batch
+    with attach(model, ByScore(), budget=3, on_error="raise"):
+        cache = DynamicCache()
+        out = model.generate(**data, **GREEDY, past_key_values=cache)
+        turn = conversation(data, out[:, data["input_ids"].shape[1] :])
+        first = out.shape[1]
+        ids = torch.cat([out, hidden, TURN], dim=1)
+        mask = torch.ones_like(ids)
+        mask[:, first : first + 3] = 0
+        last = out[:, -1:]  # of which nothing is in the cache yet
+        new = torch.cat([last, hidden, TURN], dim=1)
+        by_hand = model(input_ids=torch.cat([last, TURN], dim=1), past_key_values=copy.deepcopy(cache)).logits
+        # a mask counts the columns of the conversation, or those in the cache
+        for columns in (mask, mask[:, -cache.get_seq_length() - new.shape[1] :]):
+            masked = model(input_ids=new, attention_mask=columns, past_key_values=copy.deepcopy(cache)).logits
+            torch.testing.assert_close(masked[:, 4:], by_hand[:, 1:], rtol=1e-4, atol=1e-4)
+        padded = model.generate(input_ids=ids, attention_mask=mask, **GREEDY, past_key_values=copy.deepcopy(cache))
+        expected = model.generate(**turn, **GREEDY, past_key_values=cache)
+    assert torch.equal(padded[:, ids.shape[1] :], expected[:, turn["input_ids"].shape[1] :])
+
+
+def in_turn(ids):
+    """Arguments that a further turn cannot have, with what is said of them."""
+    return {
+        "position_ids": (torch.zeros(3, *ids.shape, dtype=torch.long), "`position_ids` are computed here"),
+        "attention_mask": (torch.ones(1, 1, 8, 8), "`attention_mask` must have shape .* as the whole conversation, go"),
+        "mm_encoder_outputs": ({"image": None}, "a further picture cannot join the cache of a shortened prompt"),
+        "cache_position": (torch.arange(ids.shape[1]), "`cache_position` counts columns of the full prompt"),
+    }
+
+
+@pytest.mark.parametrize("name", in_turn(TURN))
+@torch.no_grad()
+def test_arguments_that_a_further_turn_cannot_honour_are_refused(opened, name):
+    family, model = opened
+    data = inputs_for(family, IMAGE_PROMPT)
+    with attach(model, ByScore(), budget=3, on_error="raise"):
+        cache = DynamicCache()
+        out = model.generate(**data, **GREEDY, past_key_values=cache)
+        turn = conversation(data, out[:, data["input_ids"].shape[1] :])
+        for call, arguments in ((model.generate, turn), (model, {"input_ids": TURN})):
+            value, message = in_turn(arguments["input_ids"])[name]
+            with pytest.raises(ValueError, match=message):
+                call(**{**arguments, name: value}, past_key_values=cache)
+        with pytest.raises(ValueError, match="guidance_scale reads a second prompt"):
+            model.generate(**turn, guidance_scale=1.5, past_key_values=cache)
+        model.generate(**turn, **GREEDY, past_key_values=cache)
+
+
+@pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
+@torch.no_grad()
+def test_a_cache_that_was_reset_holds_nothing(opened, kind):
+    family, model = opened
+    data = inputs_for(family, IMAGE_PROMPT)
+    cache = DynamicCache()
+    if kind is StaticCache:
+        cache = StaticCache(config=model.config.get_text_config(), max_cache_len=128)
+    with attach(model, ByScore(), budget=3, on_error="raise"):
+        out = model.generate(**data, **GREEDY, past_key_values=cache)
+        turn = {**data, **conversation(data, out[:, data["input_ids"].shape[1] :])}
+        turn.pop("mm_token_type_ids", None)
+        cache.reset()
+        assert type(cache) is kind
+        if cache.get_seq_length():
+            pytest.skip("this version of transformers keeps a DynamicCache as long as it was, with zeros")
+        again = model.generate(**turn, **GREEDY, past_key_values=cache)
+        assert torch.equal(again, model.generate(**turn, **GREEDY))
+        assert holding_of(cache) is not None
+    cache.reset()
+    plain = model.generate(**data, **GREEDY, past_key_values=cache)
+    assert torch.equal(plain, model.generate(**data, **GREEDY))
+
+
+@torch.no_grad()
+def test_a_pickled_cache_knows_what_it_holds(opened):
+    family, model = opened
+    data = inputs_for(family, IMAGE_PROMPT)
+    with attach(model, ByScore(), budget=3, on_error="raise"):
+        cache = DynamicCache()
+        out = model.generate(**data, **GREEDY, past_key_values=cache)
+        turn = conversation(data, out[:, data["input_ids"].shape[1] :])
+        twin = pickle.loads(pickle.dumps(cache))
+        expected = model.generate(**turn, **GREEDY, past_key_values=cache)
+        assert torch.equal(model.generate(**turn, **GREEDY, past_key_values=twin), expected)
+    with pytest.raises(ValueError, match="holds a shortened prompt, which the plain model would misread"):
+        model.generate(**turn, **GREEDY, past_key_values=pickle.loads(pickle.dumps(twin)))
+
+
+@torch.no_grad()
 def test_keeping_everything_leaves_an_ordinary_cache(opened):
     family, model = opened
     data = inputs_for(family, IMAGE_PROMPT)
@@ -204,6 +297,59 @@ def test_keeping_everything_leaves_an_ordinary_cache(opened):
             out = model.generate(**turn, **GREEDY, past_key_values=copy.deepcopy(result.past_key_values))
         assert torch.equal(out, expected)
         model.generate(**turn, **GREEDY, past_key_values=result.past_key_values)  # an ordinary cache
+
+
+class Failing(ByScore):
+    def select(self, queries, budget=None):
+        raise RuntimeError("no idea")
+
+
+@pytest.mark.parametrize("kept", ["budget", "weight", "failure"])
+@torch.no_grad()
+def test_a_further_turn_after_everything_was_kept_may_bring_its_pictures_again(opened, kept):
+    family, model = opened
+    data = inputs_for(family, TWO_IMAGES)
+    layer = ARRCOCLayer(ARRCOCConfig.for_model(model)).eval()
+    selector, options = {
+        "budget": (ByScore(), {"budget": 400}), "weight": (layer, {"mode": "weight"}), "failure": (Failing(), {}),
+    }[kept]  # fmt: skip
+    with attach(model, selector, **options):
+        cache = DynamicCache()
+        out = model.generate(**data, **GREEDY, past_key_values=cache)
+        turn = conversation(data, out[:, data["input_ids"].shape[1] :])
+        expected = model.generate(**turn, **GREEDY, past_key_values=copy.deepcopy(cache))
+        again = {**data, **turn}
+        if "mm_token_type_ids" in data:
+            types = data["mm_token_type_ids"]
+            text = types.new_zeros(1, turn["input_ids"].shape[1] - types.shape[1])
+            again["mm_token_type_ids"] = torch.cat([types, text], dim=1)
+        assert torch.equal(model.generate(**again, **GREEDY, past_key_values=copy.deepcopy(cache)), expected)
+        third = inputs_for(family, [("text", 1), ("image", (1, 8, 12)), ("text", 1)])
+        ids = torch.cat([turn["input_ids"], third["input_ids"]], dim=1)
+        more = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": third["pixel_values"]}
+        with pytest.raises(ValueError, match=r"which a shortened prompt cannot follow|a further picture cannot join"):
+            model.generate(**more, **GREEDY, past_key_values=cache)
+
+
+@pytest.mark.parametrize("mode", ["prune", "weight"])
+@torch.no_grad()
+def test_other_prompts_may_come_between_the_turns_of_one_that_kept_everything(opened, mode):
+    family, model = opened
+    data, other = inputs_for(family, TWO_IMAGES), inputs_for(family, SMALL, seed=9)
+    layer = ARRCOCLayer(ARRCOCConfig.for_model(model)).eval()
+    with attach(model, layer, mode=mode, budget=400, on_error="raise"):
+        cache = DynamicCache()
+        out = model.generate(**data, **GREEDY, past_key_values=cache)
+        turn = conversation(data, out[:, data["input_ids"].shape[1] :])
+        step = {"input_ids": torch.cat([out[:, -1:], TURN], dim=1)}
+        expected = model.generate(**turn, **GREEDY, past_key_values=copy.deepcopy(cache))
+        by_hand = model(**step, past_key_values=copy.deepcopy(cache)).logits
+        model.generate(**other, **GREEDY)  # the model's own count of positions is now that of this one
+        assert torch.equal(model.generate(**turn, **GREEDY, past_key_values=copy.deepcopy(cache)), expected)
+        assert torch.equal(model(**step, past_key_values=copy.deepcopy(cache)).logits, by_hand)
+    cache.crop(2 - cache.get_seq_length())  # an ordinary cache may be cropped anywhere
+    assert type(cache) is DynamicCache
+    assert cache.get_seq_length() == 2
 
 
 @torch.no_grad()

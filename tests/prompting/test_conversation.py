@@ -1,5 +1,6 @@
 """One picture, many questions: encoded once, chosen anew, and the same as asking each question by itself."""
 
+import copy
 from importlib.resources import files
 
 import pytest
@@ -21,6 +22,7 @@ from arr_coc import (
 )
 from arr_coc.families import open_family
 from arr_coc.families.qwen2_vl import Qwen2VL
+from arr_coc.inference.messages import make_inputs, make_messages
 from arr_coc.prompting import prefix as prefix_module
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.prefix import Prefix
@@ -124,8 +126,38 @@ def test_questions_in_inference_mode_and_outside_take_turns(encoded_cells):
 def test_pictures_of_other_sizes_are_refused():
     model = tiny_model("qwen3_vl")
     seen = encode(model, inputs_for("qwen3_vl", TWO_IMAGES))
-    with pytest.raises(ValueError, match=r"`encoded` holds pictures of grids .*; encode these pictures first"):
+    with pytest.raises(ValueError, match=r"`encoded` holds other pictures, .*; encode these pictures first"):
         prepare(model, inputs_for("qwen3_vl", [("image", (1, 4, 4)), ("text", 3)]), ByScore(), encoded=seen)
+    with pytest.raises(ValueError, match=r"`encoded` holds pictures of grids .*; encode these pictures first"):
+        prepare(model, inputs_for("qwen3_vl", IMAGE_PROMPT), ByScore(), encoded=copy.deepcopy(seen))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_pictures_and_models_are_refused(family):
+    model = tiny_model(family)
+    data, other = inputs_for(family, TWO_IMAGES), inputs_for(family, TWO_IMAGES, seed=3)
+    seen = encode(model, data)
+    same = {name: value.clone() for name, value in data.items()}  # as the processor makes them again
+    short = prepare(model, same, ByScore(), budget=3, on_error="raise", encoded=seen)
+    assert (short.tokens.used, seen.calls) == (6, 1)
+    for wrong, opened_by in (({**data, "pixel_values": other["pixel_values"]}, model), (data, tiny_model(family))):
+        with pytest.raises(ValueError, match="`encoded` holds other pictures, or those of another model; encode thes"):
+            prepare(opened_by, wrong, ByScore(), budget=3, encoded=seen)
+    twin = copy.deepcopy(seen)
+    assert prepare(model, data, ByScore(), budget=3, encoded=twin).tokens.used == 6
+
+
+def test_a_question_about_another_picture_leaves_what_was_encoded_as_it_was(vlm):
+    question, options = "what color is the star?", {"max_new_tokens": 4}
+    messages = make_messages(EXAMPLES / "shapes.png", question)
+    seen = encode(vlm.model, make_inputs(vlm.processor, [messages], "cpu"))
+    with pytest.raises(ValueError, match="`encoded` holds other pictures, or those of another model"):
+        vlm.answer(EXAMPLES / "splatter.png", question, encoded=seen, **options)
+    for _ in range(2):
+        answer = vlm.answer(EXAMPLES / "shapes.png", question, encoded=seen, **options)
+        assert answer.text == vlm.answer(EXAMPLES / "shapes.png", question, **options).text
+    assert seen.calls == 1
 
 
 @pytest.mark.slow
@@ -137,6 +169,15 @@ def test_a_conversation_encodes_once_and_answers_as_single_questions_do(vlm):
         assert together.text == alone.text
         assert together.kept[0][1].tolist() == alone.kept[0][1].tolist()
     assert page.encoder_calls == 1
+
+
+def test_what_is_no_question_is_refused(vlm):
+    page = vlm.look(EXAMPLES / "page.png")
+    with pytest.raises(ValueError, match="the question is empty; ask something about the picture"):
+        page.ask(" ")
+    with pytest.raises(TypeError, match="the question must be a string, got int"):
+        page.ask(3)
+    assert (page.turns, page.encoder_calls) == ([], 0)
 
 
 @pytest.mark.slow

@@ -36,9 +36,7 @@ def check_arguments(arguments: Inputs) -> None:
     logits, cache = arguments.get("logits_to_keep"), arguments.get("past_key_values")
     if arguments.get("mm_encoder_outputs") is not None:
         raise ValueError("`mm_encoder_outputs` come beside `pixel_values`; pass the pictures alone")
-    for name, message in _OF_FULL_PROMPT.items():
-        if arguments.get(name) is not None:
-            raise ValueError(message)
+    _check_described(arguments)
     for name in ("attention_mask", "labels", "mm_token_type_ids"):
         value = arguments.get(name)
         if value is not None and (not isinstance(value, Tensor) or value.shape != ids.shape):
@@ -57,6 +55,22 @@ def check_arguments(arguments: Inputs) -> None:
         raise ValueError(
             "`past_key_values` already holds tokens, which a shortened prompt cannot follow; start without it"
         )
+
+
+def check_turn(arguments: Inputs) -> None:
+    """Raise `ValueError` for arguments that a further turn in the cache of a shortened prompt cannot honour."""
+    check_ids(arguments)
+    _check_described(arguments)
+    if arguments.get("mm_encoder_outputs"):
+        raise ValueError(
+            "a further picture cannot join the cache of a shortened prompt; start without `past_key_values`"
+        )
+
+
+def _check_described(arguments: Inputs) -> None:
+    for name, message in _OF_FULL_PROMPT.items():
+        if arguments.get(name) is not None:
+            raise ValueError(message)
 
 
 def _describe(value: Any) -> str:
@@ -94,6 +108,20 @@ def check_text(family: Family, arguments: Inputs) -> None:
             )
 
 
+def without_read_pictures(family: Family, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `generate` without pictures, if an ordinary cache holds the columns of all of them.
+
+    A prompt that kept all its tokens leaves one, and processors give the pictures of a conversation in every turn.
+    """
+    ids, cache = arguments.get("input_ids"), arguments.get("past_key_values")
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or cache is None or isinstance(cache, tuple | list):
+        return arguments
+    read = int(cache.get_seq_length())
+    if not read or torch.isin(ids[:, read:], visual_ids(family, ids.device)).any():
+        return arguments
+    return {name: value for name, value in arguments.items() if name not in family.pixel_names.values()}
+
+
 def visual_ids(family: Family, device: torch.device) -> Tensor:
     """The ids of placeholders, one for each kind of picture."""
     return torch.tensor([family.token_id(kind) for kind in family.kinds], device=device)
@@ -128,7 +156,7 @@ def adjust_limits(family: Family, arguments: Inputs, difference: int) -> dict[st
     return limits
 
 
-def with_full_ids(function: Callable[..., Any], prompt: Tensor, length: int) -> Callable[..., Any]:
+class WithFullIds:
     """A logits processor or stopping criterion that sees the full prompt `[B, L]` instead of the shorter one.
 
     Args:
@@ -137,11 +165,16 @@ def with_full_ids(function: Callable[..., Any], prompt: Tensor, length: int) -> 
         length (`int`): tokens of the shorter prompt.
     """
 
-    def call(input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Any:
-        prompts = prompt.repeat_interleave(len(input_ids) // len(prompt), dim=0).to(input_ids.device)
-        return function(torch.cat([prompts, input_ids[:, length:]], dim=1), scores, **kwargs)
+    def __init__(self, function: Callable[..., Any], prompt: Tensor, length: int) -> None:
+        self.function, self.prompt, self.length = function, prompt, length
+        if hasattr(function, "eos_token_id"):  # `generate` looks for it, to fill up rows that have ended
+            self.eos_token_id = function.eos_token_id
 
-    return call
+    def __call__(self, *args: Any, **options: Any) -> Any:  # `generate` takes further names for arguments it must give
+        """Call the function with the full prompt and the new tokens."""
+        input_ids, *scores = args
+        prompts = self.prompt.repeat_interleave(len(input_ids) // len(self.prompt), dim=0).to(input_ids.device)
+        return self.function(torch.cat([prompts, input_ids[:, self.length :]], dim=1), *scores, **options)
 
 
 class FullPromptStreamer:
@@ -178,7 +211,7 @@ def show_full_prompt(family: Family, arguments: Inputs, length: int) -> dict[str
     shown: dict[str, Any] = {}
     for name in ("logits_processor", "stopping_criteria"):
         if arguments.get(name):
-            shown[name] = [with_full_ids(function, prompt, length) for function in arguments[name]]
+            shown[name] = [WithFullIds(function, prompt, length) for function in arguments[name]]
     if arguments.get("streamer") is not None:
         shown["streamer"] = FullPromptStreamer(arguments["streamer"], prompt)
     allowed = arguments.get("prefix_allowed_tokens_fn")
@@ -198,18 +231,23 @@ def show_full_prompt(family: Family, arguments: Inputs, length: int) -> dict[str
 def scatter_logits(logits: Tensor, short: Inputs, full: Inputs, visual: Tensor) -> Tensor:
     """Logits `[B, L, V]` at the columns of the full prompt, from those `[B, L', V]` of the shorter one.
 
-    Text is in both prompts in the same order. Columns of pictures and padding are zero; labels ignore them.
+    Text is in both prompts in the same order. The last column of a picture predicts the text that follows it; all
+    other columns of pictures, and of padding, are zero.
 
     Args:
         logits (`Tensor` of shape `[B, L', V]`): of the shorter prompt.
         short, full (`Mapping`): both prompts, with `input_ids` and perhaps `attention_mask`.
         visual (`Tensor`): ids of visual tokens.
     """
-    text = []
+    places = []  # rows and columns [n, 2] of the text in each prompt
     for prompt in (short, full):
         ids, mask = prompt["input_ids"], prompt.get("attention_mask")
         is_text = ~torch.isin(ids, visual)
-        text.append(is_text if mask is None else is_text & mask.bool())
+        places.append((is_text if mask is None else is_text & mask.bool()).nonzero())
+    (rows, columns), (_, targets) = (place.T for place in places)
     scattered = logits.new_zeros(*full["input_ids"].shape, logits.shape[-1])
-    scattered[text[1]] = logits[text[0]]
+    scattered[rows, targets] = logits[rows, columns]
+    follows = torch.isin(full["input_ids"][rows, targets - 1], visual) & (targets > 0) & (columns > 0)
+    rows, columns, targets = rows[follows], columns[follows] - 1, targets[follows] - 1
+    scattered[rows, targets] = logits[rows, columns]
     return scattered

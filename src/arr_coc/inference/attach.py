@@ -11,12 +11,13 @@ from typing import Any, Self
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
+from transformers import Cache
 
 from arr_coc.config import Grid, PromptBudget
 from arr_coc.families.family import open_family
 from arr_coc.families.language_graph import forget_recordings
 from arr_coc.gaze.plan import Gaze
-from arr_coc.inference.arguments import check_ids, check_text
+from arr_coc.inference.arguments import check_ids, check_text, without_read_pictures
 from arr_coc.inference.load import check_editions
 from arr_coc.inference.session import Run, Session
 from arr_coc.prompting.cache import calling, is_called
@@ -92,6 +93,13 @@ class Calls:
             # without arguments and result: they would stay in memory as long as the thread
             self._of_thread.run = self._latest = Run({}, outputs=run.outputs, kept=run.kept, failure=run.failure)
 
+    @untraced
+    def record_text(self, arguments: dict[str, Any]) -> None:
+        """Remember that a prompt without pictures kept none; a call that goes on from a cache begins no prompt."""
+        cache = arguments.get("past_key_values")
+        if cache is None or (isinstance(cache, Cache) and not cache.get_seq_length()):
+            self._of_thread.run = self._latest = Run({})
+
     @untraced_itself
     def forward(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Like the model's own, which is `plain`; a call without pictures is passed on unchanged."""
@@ -101,6 +109,7 @@ class Calls:
         arguments = _name_arguments(type(family.target).forward, args, kwargs)
         if not family.present(arguments) and not session.continues(arguments.get("past_key_values")):
             check_text(family, arguments)
+            self.record_text(arguments)
             return plain(*args, **kwargs)
         check_ids(arguments)
         as_tuple = arguments.get("return_dict") is False
@@ -123,8 +132,13 @@ class Calls:
             arguments["input_ids"] = arguments.pop("inputs")
         cache = arguments.get("past_key_values")
         session.check_cache(cache)
+        if not session.continues(cache) and family.present(arguments):
+            arguments = without_read_pictures(family, arguments)
+            if not family.present(arguments):
+                args, kwargs = (), arguments
         if not family.present(arguments) and not session.continues(cache):
             check_text(family, arguments)
+            self.record_text(arguments)
             with calling(family.target):  # its passes have nothing to shorten either
                 return plain(*args, **kwargs)
         check_ids(arguments)
@@ -197,6 +211,8 @@ class Attachment:
     """The handle that [`attach`] returns, also a context manager. `device` is where the model takes its inputs."""
 
     def __init__(self, model: nn.Module, selector: Selector, settings: Settings) -> None:
+        if isinstance(vars(model).get("_calls"), Calls):
+            raise ValueError("an ARRCOCQwen selects by itself; set its `selector`, or attach its `model`")
         family = open_family(model)
         self._target: Any = family.target
         if _HANDLE in self._target.__dict__:
@@ -397,8 +413,9 @@ def attach(
         mode, budget, query_layers, chat, processor, on_error, gaze, encoded: as in [`prepare`]; saccades are cut from
             the processor's pixels.
         full_logits (`bool`, *optional*, defaults to `False`): put `forward`'s logits at the columns of the full prompt,
-            with zeros for pictures and padding, for losses and metrics that compare them with the full labels. The
-            model's own loss does not need this. It takes as much memory as the full prompt's logits.
+            with zeros for padding and for pictures up to their last column, for losses and metrics that compare them
+            with the full labels. The model's own loss does not need this. It takes as much memory as the full prompt's
+            logits.
         graphs (`bool`, *optional*, defaults to `True`): on CUDA, replay passes of the language model, and in mode
             `saccade` of the encoder, as graphs where that gives the same result up to rounding; see
             `docs/performance.md`. The layer's own graphs give the same result to the bit and do not depend on this.

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from arr_coc.families.family import Family
-from arr_coc.inference.messages import Message, PictureLike, check_messages, make_messages
+from arr_coc.inference.messages import Message, PictureLike, check_messages, check_question, make_messages
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.layout import read_prompt
 from arr_coc.prompting.prefix import Prefix
@@ -80,6 +80,7 @@ class Conversation:
             question (`str`): about the pictures.
             mode, options: as in [`ARRCOCQwen.answer`].
         """
+        check_question(question)
         before = self.turns if self.remember else []
         shown = [] if before else self._pictures
         turn = {"role": "user", "content": [*shown, {"type": "text", "text": question}]}
@@ -97,6 +98,7 @@ def share_pixels(family: Family, inputs: dict[str, Any], encoded: Encodings) -> 
     """The inputs with pixels that were processed for an earlier question, of which the prompt shows small copies."""
     kinds = family.present(inputs)
     if not encoded.pixels:
+        encoded.check_source(family, inputs)  # before they are kept
         names = [name for kind in kinds for name in (family.pixel_names[kind], f"{kind}_grid_thw")]
         encoded.pixels = {name: inputs[name] for name in names if name in inputs}
         return inputs

@@ -53,7 +53,7 @@ def make_messages(
     ```
     """
     if question is not None:
-        _check_question(question)
+        check_question(question)
     items: list[Any] = [pictures]
     if isinstance(pictures, Iterable) and not isinstance(pictures, str | np.ndarray | Mapping):
         items = list(pictures)
@@ -78,7 +78,8 @@ def _is_clip(item: object) -> bool:
     return isinstance(item, Mapping) and "video" in item and "role" not in item
 
 
-def _check_question(question: object) -> None:
+def check_question(question: object) -> None:
+    """Raise `TypeError` or `ValueError` unless this is the text of a question."""
     if not isinstance(question, str):
         raise TypeError(f"the question must be a string, got {type(question).__name__}")
     if not question.strip():
@@ -96,7 +97,7 @@ def open_asked(asked: Asked) -> list[dict[str, Any]]:
         given = type(asked).__name__ + (f" of {len(items)}" if isinstance(asked, list | tuple) else "")
         raise TypeError(f"a question must be a pair (pictures, text) or a list of messages, got {given}")
     pictures, question = items
-    _check_question(question)
+    check_question(question)
     if pictures is None:
         return make_messages({"role": "user", "content": question}, None)
     return make_messages(pictures, question)
@@ -105,15 +106,37 @@ def open_asked(asked: Asked) -> list[dict[str, Any]]:
 def _open_content(content: Any) -> list[Any]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
+    if not isinstance(content, Iterable) or isinstance(content, Mapping):
+        raise TypeError(f"`content` of a message must be a string or a list of parts, got {type(content).__name__}")
     opened = []
     for part in content:
-        source = next((name for name in ("image", "path", "url") if name in part), None)
-        is_picture = source is not None and part.get("type", "image") == "image"
+        if not isinstance(part, Mapping):
+            raise TypeError(
+                "a part of a message must be a dictionary, such as {'type': 'text', 'text': 'what is this?'}, got "
+                f"{type(part).__name__}"
+            )
         if part.get("video") is not None and part.get("type", "video") == "video":
             opened.append({**part, "type": "video", "video": _open_clip(part["video"])})
+        elif part.get("type", "image") in ("image", "image_url") and (found := _find_picture(part)) is not None:
+            opened.append({"type": "image", "image": as_picture(found)})
+        elif part.get("type") in ("image", "image_url"):
+            raise ValueError(f"a part of type {part['type']!r} must have its picture, as `image`, got none")
         else:
-            opened.append({"type": "image", "image": as_picture(part[source])} if is_picture else part)
+            opened.append(dict(part))
     return opened
+
+
+def _find_picture(part: Message) -> Any:
+    """The picture of a part, under one of the names that transformers and OpenAI give it; None if there is none."""
+    for name in ("image", "path", "url", "base64", "image_url"):
+        found = part.get(name)
+        if isinstance(found, Mapping):
+            found = found.get("url")
+        if name == "base64" and isinstance(found, str) and not found.startswith("data:"):
+            found = f"data:;base64,{found}"
+        if found is not None:
+            return found
+    return None
 
 
 def _open_clip(clip: Any) -> Any:

@@ -256,4 +256,5 @@ def encode(model: nn.Module, inputs: Inputs, selector: Selector | None = None) -
     encodings.check([(span.kind, span.grid) for span in prompt.spans])
     for kind in family.present(inputs):
         encodings.full(family, inputs, kind, getattr(selector, "encoder_layers", ()))
+    encodings.remember_source(family, inputs)
     return encodings

@@ -30,6 +30,7 @@ from arr_coc.inference.arguments import (
     check_arguments,
     check_generation,
     check_text,
+    check_turn,
     scatter_logits,
     show_full_prompt,
     visual_ids,
@@ -233,6 +234,8 @@ class Session:
         check_arguments(inputs)
         encoded = self.settings.encoded
         if not isinstance(encoded, EncodingCache):
+            if encoded is not None:
+                encoded.check_source(self.family, inputs)
             return self._shorten(self._make_steps(inputs, encoded), inputs, watch)
         with ExitStack() as stack:
             with watch.stage("encode"):
@@ -365,12 +368,12 @@ class Session:
             arguments (`Mapping`): arguments of the model's `generate`, with `input_ids`.
             watch (`Stopwatch`, *optional*): times the stages `encode`, `select`, `prefill` and `decode`.
         """
-        if self.family.present(arguments):
+        holding = holding_of(arguments.get("past_key_values"))
+        if self.family.present(arguments) or holding is not None:
             check_generation(self.family, arguments)
             if self._inside is not None:
                 check_decoding(self.family, self._inside, arguments)
         prompt_ids: Tensor = arguments["input_ids"]
-        holding = holding_of(arguments.get("past_key_values"))
         with torch.no_grad():
             if holding is None:
                 run = self.prepare(arguments, watch)
@@ -408,6 +411,7 @@ class Session:
     @untraced
     def _continue(self, arguments: Inputs, holding: Holding) -> dict[str, Any]:
         """Arguments of a further turn, whose ids begin with the full prompt that a cache holds shortened."""
+        check_turn(arguments)
         ids: Tensor = arguments["input_ids"]
         text = ids[:, holding.full_length :]
         begins = ids[:, : holding.full_length]
@@ -423,16 +427,21 @@ class Session:
             )
         described = {*self.family.consumed, *self.family.pixel_names.values(), *self.family.completed(arguments)}
         passed = {name: value for name, value in arguments.items() if name not in described}
-        return passed | holding.extend(self.family, text)
+        mask = holding.mask_after(arguments.get("attention_mask"), text.shape[1])
+        return passed | holding.extend(self.family, text, mask)
 
     @untraced
     def _continue_by_hand(self, arguments: Inputs, holding: Holding) -> dict[str, Any]:
         """Arguments of a forward pass that adds tokens `[B, n]` to a cache."""
+        check_turn(arguments)
         if self.family.present(arguments):
             raise ValueError(
                 "a further picture cannot join the cache of a shortened prompt; start without `past_key_values`"
             )
-        return {**arguments, **holding.add(self.family, arguments["past_key_values"], arguments["input_ids"])}
+        added = holding.add(
+            self.family, arguments["past_key_values"], arguments["input_ids"], arguments.get("attention_mask")
+        )
+        return {**arguments, **added}
 
     def continues(self, cache: Any) -> bool:
         """Whether a cache holds a shortened prompt, so that a later call needs the session too."""
@@ -507,8 +516,8 @@ def _is_unpadded(run: Run) -> bool:
 
 
 def _mark(cache: Any, holding: Holding | None) -> None:
-    """Mark a cache that a shortened prompt has filled."""
-    if cache is not None and holding is not None and holding.shorter:
+    """Mark a cache that a prompt has filled, unless its layers hold different tokens of the prompt."""
+    if cache is not None and holding is not None and cut_of(cache) is None:
         mark_cache(cache, holding)
 
 

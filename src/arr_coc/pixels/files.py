@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import stat
 import threading
 import warnings
@@ -10,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -73,7 +75,12 @@ def open_picture(path: str | Path, max_pixels: int = MAX_IMAGE_PIXELS) -> Pictur
     ```
     """
     path = Path(path)
-    if not path.exists():
+    try:
+        exists = path.exists()
+    except OSError:
+        why = f"{str(path)[:40]}... is too long for a path; give base64 as 'data:image/png;base64,...'"
+        raise OSError(why) from None
+    if not exists:
         raise FileNotFoundError(f"{path} does not exist")
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; give a picture file")
@@ -82,23 +89,40 @@ def open_picture(path: str | Path, max_pixels: int = MAX_IMAGE_PIXELS) -> Pictur
         raise ValueError(f"{path} is a pipe, a device or a socket; give a picture file")
     if about.st_size == 0:
         raise ValueError(f"{path} is empty (0 bytes)")
+    return _read(path, str(path), max_pixels)
+
+
+def _read(file: Path | BinaryIO, name: str, max_pixels: int = MAX_IMAGE_PIXELS) -> Picture:
+    """Read a picture of one of our formats; errors call it by its name."""
     with _limit(max_pixels):
         try:
-            with Image.open(path, formats=_known_formats()) as image:
+            with Image.open(file, formats=_known_formats()) as image:
                 image.load()
                 return to_rgb(image)
         except PermissionError:
-            raise PermissionError(f"{path} cannot be read; check its permissions") from None
+            raise PermissionError(f"{name} cannot be read; check its permissions") from None
         except UnidentifiedImageError:
             known = ", ".join(name for name in FORMATS if name not in ("MPO", "DIB"))
-            raise ValueError(f"{path} is not a picture in a known format; use {known}") from None
+            raise ValueError(f"{name} is not a picture in a known format; use {known}") from None
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-            raise ValueError(f"{path} is larger than the limit of {max_pixels:,} pixels; downsample it") from None
+            raise ValueError(f"{name} is larger than the limit of {max_pixels:,} pixels; downsample it") from None
         except MemoryError:
             raise
         except Exception as error:  # decoders raise all kinds of errors on damaged data
             why = (str(error) or type(error).__name__).splitlines()[0]
-            raise ValueError(f"{path} is damaged and cannot be read ({why})") from None
+            raise ValueError(f"{name} is damaged and cannot be read ({why})") from None
+
+
+def _read_data_url(url: str) -> Picture:
+    """The picture in a URL such as `data:image/png;base64,...`."""
+    begin, _, data = url.partition(",")
+    try:
+        if not begin.endswith(";base64"):
+            raise ValueError
+        content = base64.b64decode(data, validate=True)
+    except ValueError:
+        raise ValueError(f"a picture in a data URL must be base64, got {begin[:40]!r}") from None
+    return _read(io.BytesIO(content), "the picture in a data URL")
 
 
 @cache
@@ -146,13 +170,15 @@ def _eight_bit(values: np.ndarray, mode: str) -> np.ndarray:
 
 
 def as_picture(picture: Any) -> Image.Image:
-    """Upright 8-bit RGB picture from a path, a PIL image, or an array `[H, W, 3]` of bytes."""
+    """Upright 8-bit RGB picture from a path, a `data:` URL, a PIL image, or an array `[H, W, 3]` of bytes."""
     if isinstance(picture, np.ndarray):
         if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
             raise ValueError(f"an array must be [H, W, 3] of uint8, got {list(picture.shape)} of {picture.dtype}")
         picture = Image.fromarray(picture)
     if isinstance(picture, Image.Image):
         return to_rgb(picture).image
+    if isinstance(picture, str) and picture.startswith("data:"):
+        return _read_data_url(picture).image
     if isinstance(picture, str) and "://" in picture:
         raise ValueError(f"{picture} is a URL; download the picture first and give its path")
     if isinstance(picture, str | Path):

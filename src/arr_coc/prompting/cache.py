@@ -179,12 +179,19 @@ class Holding:
         """Whether the model read fewer tokens than the caller passed."""
         return self.length != self.full_length
 
-    def extend(self, family: Family, text: Tensor) -> dict[str, Tensor]:
-        """Ids, mask and positions of the shortened prompt followed by text `[B, n]`."""
-        return self.followed_by(text_piece(text)).arguments(family)
+    def extend(self, family: Family, text: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+        """Ids, mask and positions of the shortened prompt followed by text `[B, n]`, of which a mask may hide some."""
+        return self.followed_by(text_piece(text, mask)).arguments(family)
 
-    def add(self, family: Family, cache: Any, ids: Tensor) -> dict[str, Any]:
-        """The arguments of a forward pass that adds tokens `[B, n]` to a cache which begins with this prompt."""
+    def add(self, family: Family, cache: Any, ids: Tensor, mask: Tensor | None = None) -> dict[str, Any]:
+        """The arguments of a forward pass that adds tokens `[B, n]` to a cache which begins with this prompt.
+
+        Args:
+            family (`Family`): the opened model.
+            cache (`Cache`): holds this prompt, and perhaps tokens after it.
+            ids (`Tensor` of shape `[B, n]`): the tokens to add.
+            mask (`Tensor`, *optional*): of the whole conversation, as its caller or as the cache counts it.
+        """
         decoded = int(cache.get_seq_length()) - self.length
         if decoded < 0:
             raise ValueError(
@@ -192,9 +199,21 @@ class Holding:
                 "with this cache first"
             )
         before = ids.new_zeros(len(ids), decoded)  # only their number matters
-        extended: dict[str, Any] = self.extend(family, torch.cat([before, ids], dim=1))
+        text = torch.cat([before, ids], dim=1)
+        extended: dict[str, Any] = self.extend(family, text, self.mask_after(mask, text.shape[1]))
         positions = extended["position_ids"][..., -ids.shape[1] :]
         return {**extended, "input_ids": ids, "position_ids": positions, "past_key_values": cache}
+
+    def mask_after(self, mask: Any, count: int) -> Tensor | None:
+        """The last columns `[B, count]` of a mask, which follow this prompt; None if there is no mask."""
+        if mask is None:
+            return None
+        rows = len(self.full_ids)
+        shapes = [(rows, length + count) for length in (self.full_length, self.length)]
+        if not isinstance(mask, Tensor) or tuple(mask.shape) not in shapes:
+            given = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+            raise ValueError(f"`attention_mask` must have shape {shapes[0]}, as the whole conversation, got {given}")
+        return mask[:, -count:].long()
 
     def arguments(self, family: Family) -> dict[str, Tensor]:
         """Ids, mask and positions as arguments of the model."""
@@ -263,14 +282,17 @@ class Holding:
 
 
 class _Marked:
-    """Added to the class of a cache that holds a shortened prompt."""
+    """Added to the class of a cache that holds a shortened prompt, or one of which everything was kept.
+
+    The plain model may use the latter too, at positions that it counts itself.
+    """
 
     holding: Holding | None = None
     cut: Any = None  # columns in its later layers, if tokens left inside the language model
 
     def update(self, *args: Any, **kwargs: Any) -> Any:
         """Like the cache's own, but only for a session, which knows what the cache holds."""
-        if not _CALLED.get():
+        if not _CALLED.get() and (self.holding is None or self.holding.shorter):
             raise ValueError(
                 "this cache holds a shortened prompt, which the plain model would misread; attach the model to go on "
                 "from it, or start without `past_key_values`"
@@ -279,13 +301,31 @@ class _Marked:
 
     def crop(self, length: int) -> Any:
         """Like the cache's own: a negative number of tokens to remove, or a length that counts the full prompt."""
+        whole = True  # the prompt
         if self.holding is not None:
             if length >= 0:
                 length -= self.holding.full_length - self.holding.length
             left = length if length >= 0 else self.get_seq_length() + length  # type: ignore[attr-defined]
-            if left < self.holding.length:
+            whole = left >= self.holding.length
+            if self.holding.shorter and not whole:
                 raise ValueError("a cache cannot be cropped into its shortened prompt; start without `past_key_values`")
-        return super().crop(length)  # type: ignore[misc]
+        result = super().crop(length)  # type: ignore[misc]
+        if not whole:
+            self._forget()
+        return result
+
+    def reset(self) -> None:
+        """Like the cache's own; afterwards it is an ordinary cache."""
+        super().reset()  # type: ignore[misc]
+        self._forget()
+
+    def _forget(self) -> None:
+        self.__dict__.pop("holding", None)
+        self.__dict__.pop("cut", None)
+        self.__class__ = type(self).__mro__[2]  # the cache's own
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _make_marked, (type(self).__mro__[2],), self.__dict__  # pickle would look for the class by its name
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Like the cache's own; what it holds follows."""
@@ -298,6 +338,12 @@ class _Marked:
 def _marked_class(cls: Hashable) -> Any:
     base: Any = cls
     return type(f"Shortened{base.__name__}", (_Marked, base), {})
+
+
+def _make_marked(cls: Hashable) -> Any:
+    """An empty cache, marked; copies and pickles fill it."""
+    marked = _marked_class(cls)
+    return marked.__new__(marked)
 
 
 def mark_cache(cache: Any, holding: Holding | None = None, cut: Any = None) -> None:

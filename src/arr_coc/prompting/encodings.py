@@ -7,7 +7,7 @@ once. Every question still chooses its own tokens.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,9 +19,11 @@ from arr_coc.gaze.plan import GazePlan
 from arr_coc.gaze.source import PictureSource
 from arr_coc.pixels.mipmaps import Mipmaps
 from arr_coc.prompting.prefix import Prefix
+from arr_coc.runtime.digest import PictureDigest
 
 # On CUDA, cells of a further question are encoded in numbers that are multiples of this.
 STEP = 64
+_DIGEST = PictureDigest()
 
 
 class _Gestalts(NamedTuple):
@@ -71,6 +73,19 @@ class Encodings:
         self._pictures: dict[str, list[Tensor] | None] = {}
         self._gestalts: dict[Hashable, _Gestalts] = {}
         self._cells: dict[int, _Cells] = {}
+        self._source: tuple[object, ...] | None = None  # the model, and digests of the pictures, once they are known
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_source": None}  # a copy may belong to a copy of the model
+
+    def remember_source(self, family: Family, inputs: Inputs) -> None:
+        """Remember the model and the pictures that this is about, so that others are refused."""
+        self._source = _describe_source(family, inputs)
+
+    def check_source(self, family: Family, inputs: Inputs) -> None:
+        """Raise `ValueError` if this is known to be about another model or other pictures."""
+        if self._source is not None and self._source != _describe_source(family, inputs):
+            raise ValueError("`encoded` holds other pictures, or those of another model; encode these pictures first")
 
     def check(self, pictures: Sequence[tuple[str, Grid]]) -> None:
         """Raise `ValueError` if these are not pictures of the kinds and grids that were encoded."""
@@ -180,6 +195,11 @@ class Encodings:
         # views keep all of the memory that they show a part of
         storages = {storage.data_ptr(): storage.nbytes() for storage in map(Tensor.untyped_storage, tensors)}
         return sum(storages.values()) + (0 if self.prefix is None else self.prefix.nbytes)
+
+
+def _describe_source(family: Family, inputs: Inputs) -> tuple[object, ...]:
+    pixels = [(kind, _DIGEST(inputs[family.pixel_names[kind]])) for kind in family.present(inputs)]
+    return id(family.target), *pixels
 
 
 def _fill_up(store: _Cells, cells: Tensor) -> Tensor:
