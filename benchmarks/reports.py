@@ -2,8 +2,9 @@
 
     python benchmarks/reports.py
 
-Reads `records.jsonl.gz`, `times.jsonl` and `run.json` of each folder `benchmarks/results/eval-*`, and writes
-`summary.json`, `report.md` and, where there is one, `report.html`. Afterwards run `python benchmarks/readme.py`.
+Reads `records.jsonl.gz`, `run.json` and, where they are, `times.jsonl` and `work.jsonl` of each folder
+`benchmarks/results/eval-*`, and writes `summary.json`, `report.md` and, where there is one, `report.html`. Afterwards
+run `python benchmarks/readme.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from arr_coc.data.worlds import list_worlds
 from arr_coc.evaluation.contenders import FULL
-from arr_coc.evaluation.records import RECORDS, RUN, TIMES, Record, name_today
+from arr_coc.evaluation.records import RECORDS, RUN, TIMES, WORK, Record, name_today
 from arr_coc.evaluation.report.summary import summarise
 from arr_coc.evaluation.report.write import find_worst, write_page, write_tables
 from arr_coc.evaluation.run import DRAWN
@@ -50,9 +51,12 @@ def read_budgets(folder: Path) -> list[str]:
 
 def make_summary(folder: Path, records: Sequence[Record]) -> dict[str, Any]:
     """The summary of a committed run."""
-    times = read_lines((folder / TIMES).read_text(encoding="utf-8"))
+    times, work = (
+        read_lines(path.read_text(encoding="utf-8")) if path.exists() else []
+        for path in (folder / TIMES, folder / WORK)
+    )
     selectors = list(dict.fromkeys(row["selector"] for row in read_summary(folder)["rows"]))
-    summary = summarise(records, times, selectors, read_budgets(folder))
+    summary = summarise(records, times, selectors, read_budgets(folder), work)
     about = json.loads((folder / RUN).read_text(encoding="utf-8"))
     return {**summary, "about": about, "missing": read_summary(folder)["missing"]}
 

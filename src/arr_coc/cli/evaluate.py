@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -130,6 +129,7 @@ def run_evaluation(plan: Evaluation) -> dict[str, Any]:
             calls = sum(len(contender.budgets(budgets)) for contender in contenders)
             row = bar.add_task(task.name, total=calls * len(task))
             run_task(opened, task, contenders, budgets, store, plan.batch, lambda n, row=row: bar.advance(row, n))  # type: ignore[misc]
+        _count_work(opened, tasks, contenders, budgets, store, bar, plan.limit)
         if plan.times:
             _measure_times(opened, tasks, contenders, budgets, store, bar, min(TIMED, plan.limit or TIMED))
     if not store.records:
@@ -150,6 +150,30 @@ def _leave_out_saccades(contenders: Sequence[Contender], named: Sequence[str]) -
     return [contender for contender in contenders if contender.name not in still]
 
 
+def _count_work(
+    opened: Opened,
+    tasks: Sequence[Task],
+    contenders: Sequence[Contender],
+    budgets: Sequence[str],
+    store: Store,
+    bar: Progress,
+    limit: int | None,
+) -> None:
+    """Count the multiply-adds that are not counted yet, on a few pictures taken from all tasks in turn."""
+    from arr_coc.evaluation.arithmetic import COUNTED, count_work
+    from arr_coc.evaluation.run import take_samples
+
+    calls = [(contender, budget) for contender in contenders for budget in contender.budgets(budgets)]
+    missing = [call for call in calls if (call[0].name, call[1]) not in store.work]
+    samples = take_samples(opened, tasks, min(COUNTED, limit or COUNTED)) if missing else []
+    if not samples:
+        return
+    row = bar.add_task("arithmetic", total=len(missing))
+    for counted in count_work(opened, samples, missing):
+        store.add_work(counted)
+        bar.advance(row)
+
+
 def _measure_times(
     opened: Opened,
     tasks: Sequence[Task],
@@ -160,8 +184,7 @@ def _measure_times(
     count: int,
 ) -> None:
     """Measure the times that are missing, on `count` pictures taken from all tasks in turn."""
-    from arr_coc.data.example import MissingPicture
-    from arr_coc.evaluation.answers import show_example
+    from arr_coc.evaluation.run import take_samples
     from arr_coc.evaluation.timing import time_contenders
 
     timed = [contender for contender in contenders if contender.name != "oracle"]  # it must be told where to look
@@ -172,17 +195,7 @@ def _measure_times(
     ]
     if not missing:
         return
-    numbered = zip_longest(*([(task, number) for number in range(len(task))] for task in tasks))
-    in_turn = (pair for pair in chain.from_iterable(numbered) if pair is not None)
-    inputs = []
-    for task, number in islice(in_turn, 2 * count):
-        item = task[number]
-        try:
-            inputs.append(opened.ask([item.question], [show_example(item)]))
-        except MissingPicture:
-            continue
-        if len(inputs) == count:
-            break
+    inputs = [sample.inputs for sample in take_samples(opened, tasks, count)]
     if not inputs:
         return
     row = bar.add_task("times", total=len(missing))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from arr_coc.evaluation.arithmetic import PARTS
 from arr_coc.evaluation.contenders import FULL, find_ours
 from arr_coc.evaluation.report.statistics import FEWEST, MARGIN
 from arr_coc.evaluation.report.summary import HOLDS, OPPONENT, find_best, write_accuracy
@@ -31,7 +33,7 @@ def make_sections(summary: Mapping[str, Any], budgets: Sequence[str]) -> list[Se
     sections = [_glance(summary, budgets), _against(summary, budgets), _read(summary, budgets)]
     sections += [_by_task(task, facts, budgets) for task, facts in summary["tasks"].items()]
     sections += [_looking(task, by, budgets) for task, by in summary["looking"].items()]
-    sections += [_cost(summary), _failing(summary)]
+    sections += [_work(summary), _cost(summary), _failing(summary)]
     return [section for section in sections if section.rows]
 
 
@@ -174,6 +176,45 @@ def _looking(task: str, by_selector: Mapping[str, Any], budgets: Sequence[str]) 
     )
     header = ["selector", *map(write_budget, budgets), "overlap", "pointing"]
     return Section(f"Looking, {task}", words, header, body)
+
+
+def _work(summary: Mapping[str, Any]) -> Section:
+    """What went through the model."""
+    body = []
+    for row in summary["rows"]:
+        if not {"encoded", "encoder_gmacs"} & row.keys():
+            continue  # of an earlier version
+        shown = "all" if row["budget"] == FULL else write_budget(row["budget"])
+        counts = [_number(row.get(name), 0) for name in ("tokens", "sharp", "encoded", "processed")]
+        body.append([row["selector"], shown, *counts, *(write_gmacs(row.get(f"{part}_gmacs")) for part in PARTS)])
+    words = (
+        "What a question costs, on any machine. *Read*: visual tokens of the prompt that is answered. *Encoded*: those "
+        "that the vision encoder made, read or not. *Processed*: those that went through a layer of the language "
+        "model, mean over its layers; looks that were read and thrown away count. The last three are billions of "
+        "multiply-adds (GMAC) to the first token, text included: of the encoder, of the language model, and of all "
+        "else, which is choosing. What a selector computes inside the language model, as `fastv` does, counts there."
+    )
+    counts = ["tokens read", "sharp cells", "tokens encoded", "tokens processed"]
+    return Section(
+        "Work", words, ["selector", "budget", *counts, "encoder GMAC", "language GMAC", "choosing GMAC"], body
+    )
+
+
+def write_gmacs(value: float | None) -> str:
+    """Billions of multiply-adds with three digits or so; what is not zero does not look so.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.evaluation.report.sections import write_gmacs
+    >>> [write_gmacs(value) for value in (1234.5, 8.724, 0.0239, 0.00052, 0.0, None)]
+    ['1234', '8.72', '0.024', '0.0005', '0', '']
+
+    ```
+    """
+    if not value:
+        return "" if value is None else "0"
+    return f"{value:.{max(0, 2 - math.floor(math.log10(value))) if value >= 1 else 3 if value >= 0.01 else 4}f}"
 
 
 def _cost(summary: Mapping[str, Any]) -> Section:

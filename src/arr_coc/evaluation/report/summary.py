@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from arr_coc.config import TRAINED, UNTRAINED
+from arr_coc.evaluation.arithmetic import PARTS
 from arr_coc.evaluation.contenders import FULL, SACCADE, find_ours
 from arr_coc.evaluation.metrics import LOOKED
 from arr_coc.evaluation.records import Record
@@ -33,15 +34,23 @@ Scores = dict[str, dict[Call, dict[str, float]]]
 
 
 def summarise(
-    records: Sequence[Record], times: Sequence[Mapping[str, Any]], selectors: Sequence[str], budgets: Sequence[str]
+    records: Sequence[Record],
+    times: Sequence[Mapping[str, Any]],
+    selectors: Sequence[str],
+    budgets: Sequence[str],
+    work: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Everything that a report shows, as plain values.
 
     Only items that every selector answered at every budget count, so that all rows compare the same questions.
+
+    Args:
+        records (`Sequence[Record]`), times, work (`Sequence[Mapping]`): rows of the files of results.
+        selectors, budgets (`Sequence[str]`): what the report shows, in this order.
     """
     ours = find_ours(selectors)
     scores = _scores(records, "score", selectors, budgets)
-    spent = {(row["selector"], row["budget"]): row for row in times}
+    spent, counted = ({(row["selector"], row["budget"]): row for row in rows} for rows in (times, work))
     calls = [(name, budget) for name in selectors for budget in ([FULL] if name == FULL else budgets)]
     by_call: dict[Call, list[Record]] = defaultdict(list)
     for record in records:
@@ -49,7 +58,7 @@ def summarise(
     values = {call: _values(scores, call) for call in calls}
     differences = _differences(values, ours)
     rows = [
-        _row(call, values[call], differences[call], spent.get(call, {}), by_call[call])
+        _row(call, values[call], differences[call], spent.get(call, {}), counted.get(call, {}), by_call[call])
         for call in calls
         if by_call[call]
     ]
@@ -108,6 +117,7 @@ def _row(
     answered: Mapping[str, np.ndarray],
     differences: Mapping[str, Interval],
     spent: Mapping[str, Any],
+    counted: Mapping[str, Any],
     records: Sequence[Record],
 ) -> dict[str, Any]:
     """One selector at one budget over all tasks with answers."""
@@ -115,10 +125,14 @@ def _row(
         "selector": call[0],
         "budget": call[1],
         "tokens": round(float(np.mean([record.tokens for record in records])), 1),
-        "sharp": _mean_sharp(records),
+        "sharp": _mean_count(records, "sharp"),
         "share": round(float(np.mean([record.tokens / record.full for record in records])), 4),
         "times": dict(spent),
     }
+    # results of an earlier version have neither of these
+    counts = {name: _mean_count(records, name) for name in ("encoded", "processed")}
+    row |= {name: count for name, count in counts.items() if count is not None}
+    row |= {name: counted[name] for part in PARTS if (name := f"{part}_gmacs") in counted}
     if not answered:
         return row
     row["accuracy"] = round(float(np.mean([values.mean() for values in answered.values()])), 4)
@@ -131,9 +145,9 @@ def _row(
     return row
 
 
-def _mean_sharp(records: Sequence[Record]) -> float | None:
-    """Mean number of cells read at full resolution; None for selectors that keep no cells."""
-    counts = [record.sharp for record in records if record.sharp is not None]
+def _mean_count(records: Sequence[Record], name: str) -> float | None:
+    """Mean of a count of tokens or cells; None unless every record has it."""
+    counts = [count for record in records if (count := getattr(record, name)) is not None]
     return round(float(np.mean(counts)), 1) if len(counts) == len(records) else None
 
 

@@ -7,7 +7,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path, PurePosixPath
@@ -23,6 +23,7 @@ from arr_coc.data.example import Example, MissingPicture
 from arr_coc.drawing.charts import Points, line_chart
 from arr_coc.drawing.frames import lay_frames
 from arr_coc.drawing.origin import name_origin, stamp_figure
+from arr_coc.evaluation.arithmetic import PARTS
 from arr_coc.evaluation.contenders import FULL, find_ours
 from arr_coc.evaluation.metrics import answer_coverage
 from arr_coc.evaluation.records import Record, Store
@@ -63,7 +64,7 @@ def write_report(
     """Write the three files next to the records and return the summary; an empty store is refused."""
     names = {task.name for task in tasks}
     records = [record for record in store.records.values() if record.task in names]
-    summary = summarise(records, list(store.times.values()), selectors, budgets)
+    summary = summarise(records, list(store.times.values()), selectors, budgets, list(store.work.values()))
     missing = {task: sum(name == task for name, _ in store.missing) for task in sorted(names)}
     plain = {name: hide_folders(value) if isinstance(value, str) else value for name, value in about.items()}
     summary |= {"about": plain, "missing": {task: count for task, count in missing.items() if count}}
@@ -103,15 +104,22 @@ def hide_folders(text: str) -> str:
 
 
 def draw_charts(summary: Mapping[str, Any], ink: str = "currentColor") -> dict[str, str]:
-    """Charts of accuracy over tokens and over time, as SVG by caption; at their foot, the commit behind the results."""
-    tokens: dict[str, list[tuple[float, float]]] = {}
-    times: dict[str, list[tuple[float, float]]] = {}
-    for row in summary["rows"]:
-        if "accuracy" in row and row["selector"] != FULL:
-            tokens.setdefault(row["selector"], []).append((100 * row["share"], row["accuracy"]))
-            timed = times.setdefault(row["selector"], [])
-            if row["times"]:
-                timed.append((row["times"]["first_token_ms"], row["accuracy"]))
+    """Charts of accuracy over tokens, arithmetic and time, as SVG by caption.
+
+    At their foot is the commit behind the results. What was not measured has no chart.
+    """
+    charted = [row for row in summary["rows"] if "accuracy" in row and row["selector"] != FULL]
+
+    def collect(measure: Callable[[Mapping[str, Any]], float | None]) -> dict[str, list[tuple[float, float]]]:
+        lines: dict[str, list[tuple[float, float]]] = {row["selector"]: [] for row in charted}
+        for row in charted:
+            if (value := measure(row)) is not None:
+                lines[row["selector"]].append((value, row["accuracy"]))
+        return lines
+
+    tokens = collect(lambda row: 100 * row["share"])
+    work = collect(lambda row: None if "encoder_gmacs" not in row else sum(row[f"{part}_gmacs"] for part in PARTS))
+    times = collect(lambda row: row["times"].get("first_token_ms"))
     full = next((row["accuracy"] for row in summary["rows"] if row["selector"] == FULL and "accuracy" in row), None)
     if not tokens:
         return {}
@@ -122,6 +130,8 @@ def draw_charts(summary: Mapping[str, Any], ink: str = "currentColor") -> dict[s
         return line_chart(lines, x_label, "accuracy", ours_in(summary), level, ink, note)
 
     charts = {"Accuracy over tokens": draw(tokens, "visual tokens, % of all")}
+    if any(work.values()):
+        charts["Accuracy over arithmetic"] = draw(work, "multiply-adds to the first token, billions")
     if any(times.values()):
         charts["Accuracy over time"] = draw(times, "time to the first token, ms")
     return charts
