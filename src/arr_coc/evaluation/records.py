@@ -10,6 +10,7 @@ from typing import Any
 
 from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, TRAINED, UNTRAINED
 from arr_coc.evaluation.contenders import rename, split_name
+from arr_coc.evaluation.seeds import join_seeds
 from arr_coc.runtime.atomic_files import append_lines, recover_rows, write_aside
 
 Key = tuple[str, str, str, str]
@@ -112,7 +113,7 @@ class Store:
         settings (`Mapping`): settings that change the results; a directory that was started with others is
             refused.
         about (`Mapping`, *optional*): further facts to store, such as the machine; a run that is continued with another
-            `revision` has both.
+            `revision` has both, and with further `seeds` of a row has all.
 
     Attributes:
         about (`dict`): settings and facts, as stored.
@@ -126,6 +127,8 @@ class Store:
             saved = json.loads(path.read_text(encoding="utf-8"))
             check_started(directory, saved, settings)
             self.about["revision"] = _join_revisions(saved.get("revision"), self.about.get("revision"))
+            if seeds := join_seeds(directory, saved.get("seeds", {}), self.about.get("seeds", {})):
+                self.about["seeds"] = seeds
         directory.mkdir(parents=True, exist_ok=True)
         write_aside(path, json.dumps(self.about, indent=1) + "\n")
         known = {field.name for field in fields(Record)}

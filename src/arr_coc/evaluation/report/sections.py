@@ -31,7 +31,8 @@ class Section:
 def make_sections(summary: Mapping[str, Any], budgets: Sequence[str]) -> list[Section]:
     """All sections of a report; empty ones are left out."""
     sections = [_glance(summary, budgets), _against(summary, budgets), _read(summary, budgets)]
-    sections += [_by_task(task, facts, budgets) for task, facts in summary["tasks"].items()]
+    spread = _explain_spread(summary)
+    sections += [_by_task(task, facts, budgets, spread) for task, facts in summary["tasks"].items()]
     sections += [_looking(task, by, budgets) for task, by in summary["looking"].items()]
     sections += [_work(summary), _cost(summary), _failing(summary)]
     return [section for section in sections if section.rows]
@@ -39,7 +40,7 @@ def make_sections(summary: Mapping[str, Any], budgets: Sequence[str]) -> list[Se
 
 def ours_in(summary: Mapping[str, Any]) -> str:
     """The contender that a report is about; see [`find_ours`]."""
-    return find_ours(row["selector"] for row in summary["rows"])
+    return find_ours((row["selector"] for row in summary["rows"]), summary.get("seeds", ()))
 
 
 def write_budget(budget: str) -> str:
@@ -73,8 +74,9 @@ def _glance(summary: Mapping[str, Any], budgets: Sequence[str]) -> Section:
     for name, rows in sorted(by_selector.items(), key=lambda item: -_mean(item[1])):
         cells = []
         for budget in budgets:
-            value = rows.get(budget, rows.get(FULL, {})).get("accuracy")
-            cells.append(f"**{_number(value)}**" if name in best[budget] else _number(value))
+            row = rows.get(budget, rows.get(FULL, {}))
+            value = _number(row.get("accuracy"))
+            cells.append((f"**{value}**" if name in best[budget] else value) + _write_spread(row))
         holds = summary["gives_in"].get(name)
         holds_at = "" if name == FULL else "none" if holds is None else f"{100 * holds:.0f} %"
         achieved: dict[str, list[str]] = {}
@@ -99,8 +101,20 @@ def _glance(summary: Mapping[str, Any], budgets: Sequence[str]) -> Section:
         f"and the interval says so. *Too few to tell*: fewer than {FEWEST} questions, or an interval on both sides of "
         f"{MARGIN}."
     )
+    words += _explain_spread(summary)
     header = ["selector", *map(write_budget, budgets), "holds to", "successes"]
     return Section("At a glance", words, header, body if any(row[1] for row in body) else [])
+
+
+def _write_spread(entry: Mapping[str, Any]) -> str:
+    """The lowest and the highest of several seeds, to stand behind their mean."""
+    return f" [{entry['spread'][0]:.3f} to {entry['spread'][1]:.3f}]" if "spread" in entry else ""
+
+
+def _explain_spread(summary: Mapping[str, Any]) -> str:
+    if not any("spread" in row for row in summary["rows"]):
+        return ""
+    return " A row with several seeds shows their mean, and in brackets the lowest and the highest of them."
 
 
 def _mean(rows: Mapping[str, Mapping[str, Any]]) -> float:
@@ -139,7 +153,7 @@ def _read(summary: Mapping[str, Any], budgets: Sequence[str]) -> Section:
     return Section("Tokens and sharp cells", words, ["selector", *map(write_budget, budgets)], body)
 
 
-def _by_task(task: str, facts: Mapping[str, Any], budgets: Sequence[str]) -> Section:
+def _by_task(task: str, facts: Mapping[str, Any], budgets: Sequence[str], spread: str) -> Section:
     body = []
     for name, means in facts["means"].items():
         cells = []
@@ -150,10 +164,11 @@ def _by_task(task: str, facts: Mapping[str, Any], budgets: Sequence[str]) -> Sec
                 continue
             mean, low, high = entry["mean"]
             text = f"{write_accuracy(mean)} ({low:.2f} to {high:.2f})"
-            cells.append(f"**{text}**" if name in facts["best"].get(budget, ()) else text)
+            cells.append((f"**{text}**" if name in facts["best"].get(budget, ()) else text) + _write_spread(entry))
         body.append([name, *cells])
     body.sort(key=lambda row: row[1].strip("*"), reverse=True)
     words = "Accuracy with 95 % intervals; the best at each budget is bold, and all that tie with it as shown."
+    words += spread
     return Section(f"Task {task}", words, ["selector", *map(write_budget, budgets)], body)
 
 
@@ -260,4 +275,6 @@ def _failing(summary: Mapping[str, Any]) -> Section:
         "not of its label; every one of the boxes if all are needed, as to count), with the scorer that most preferred "
         "other places; otherwise *seen but misread*."
     )
+    if len(summary.get("seeds", {}).get(ours, ())) > 1:
+        words += " Answers of all its seeds count."
     return Section("Failures", words, ["budget", "task", "why", "answers"], body)

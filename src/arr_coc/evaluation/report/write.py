@@ -28,8 +28,10 @@ from arr_coc.evaluation.contenders import FULL, find_ours
 from arr_coc.evaluation.metrics import answer_coverage
 from arr_coc.evaluation.records import Record, Store
 from arr_coc.evaluation.report.sections import Section, make_sections, ours_in, write_budget
+from arr_coc.evaluation.report.seed_means import first_seeds
 from arr_coc.evaluation.report.summary import HOLDS, attribute, summarise
 from arr_coc.evaluation.run import DRAWN, read_bits
+from arr_coc.evaluation.seeds import Seeds
 from arr_coc.evaluation.tasks import Task
 from arr_coc.runtime.atomic_files import write_aside
 
@@ -59,17 +61,29 @@ class WrongAnswer:
 
 
 def write_report(
-    store: Store, tasks: Sequence[Task], selectors: Sequence[str], budgets: Sequence[str], about: Mapping[str, Any]
+    store: Store,
+    tasks: Sequence[Task],
+    selectors: Sequence[str],
+    budgets: Sequence[str],
+    about: Mapping[str, Any],
+    seeds: Seeds | None = None,
 ) -> dict[str, Any]:
     """Write the three files next to the records and return the summary; an empty store is refused."""
     names = {task.name for task in tasks}
     records = [record for record in store.records.values() if record.task in names]
-    summary = summarise(records, list(store.times.values()), selectors, budgets, list(store.work.values()))
+    named = {row: [hide_folders(place) for place in places] for row, places in (seeds or {}).items()}
+    times, work = list(store.times.values()), list(store.work.values())
+    summary = summarise(records, times, selectors, budgets, work, named)
     missing = {task: sum(name == task for name, _ in store.missing) for task in sorted(names)}
-    plain = {name: hide_folders(value) if isinstance(value, str) else value for name, value in about.items()}
+    plain = {
+        name: hide_folders(value) if isinstance(value, str) else value
+        for name, value in about.items()
+        if name != "seeds"  # the summary names those that it shows
+    }
     summary |= {"about": plain, "missing": {task: count for task, count in missing.items() if count}}
     write_tables(store.directory, summary, budgets)
-    write_page(store.directory, summary, budgets, find_worst(records, tasks, budgets))
+    drawn = first_seeds(records, selectors, named)
+    write_page(store.directory, summary, budgets, find_worst(drawn, tasks, budgets, ours_in(summary)))
     return summary
 
 
@@ -137,9 +151,14 @@ def draw_charts(summary: Mapping[str, Any], ink: str = "currentColor") -> dict[s
     return charts
 
 
-def find_worst(records: Sequence[Record], tasks: Sequence[Task], budgets: Sequence[str]) -> list[WrongAnswer]:
-    """Questions that our layer got wrong: the largest budget first, then those that most others got right."""
-    ours = find_ours(record.selector for record in records)
+def find_worst(
+    records: Sequence[Record], tasks: Sequence[Task], budgets: Sequence[str], ours: str | None = None
+) -> list[WrongAnswer]:
+    """Questions that our layer got wrong: the largest budget first, then those that most others got right.
+
+    `ours` is the row that the report is about, by default that of [`find_ours`].
+    """
+    ours = ours or find_ours(record.selector for record in records)
     by_question: dict[tuple[str, str, str], dict[str, Record]] = {}
     for record in records:
         by_question.setdefault((record.task, record.budget, record.item), {})[record.selector] = record
@@ -222,6 +241,9 @@ def _facts(summary: Mapping[str, Any]) -> list[str]:
         lines.append(f"Pictures that could not be read and are left out: {gone}.")
     if about.get("command"):
         lines.append(f"Command: `{about['command']}`")
+    for row, places in summary.get("seeds", {}).items():
+        several = f"the mean of {len(places)} seeds, " if len(places) > 1 else ""
+        lines.append(f"`{row}` is {several}{' and '.join(f'`{place}`' for place in places)}.")
     lines.append(f"Made by {name_origin(about)}.")
     told = ("command", "revision", "arr_coc")
     known = [(name, value) for name, value in about.items() if value not in (None, "", []) and name not in told]
