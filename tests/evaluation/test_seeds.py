@@ -18,7 +18,8 @@ from arr_coc.inference.load import load_model, load_selector
 
 SEEDS = {"ours": ["runs/a", "runs/b"]}
 SCORES = {"ours#1": [1, 1, 0, 1], "ours#2": [1, 0, 0, 0], "grid": [0, 1, 0, 0], "full": [1, 1, 1, 1]}
-TIMES = {"select_ms": 1.0, "first_token_ms": 10.0, "of_full": 0.5, "decode_ms": None, "samples": 2}
+TIMES = dict.fromkeys(("encode_ms", "select_ms", "prefill_ms", "first_token_ms", "select_ms_iqr", "kv_bytes"), 1.0)
+TIMES |= {"of_full": 0.5, "decode_ms": None, "peak_mb": None, "samples": 2}
 
 
 def make_records(scores=SCORES, task="t"):
