@@ -1,7 +1,8 @@
 """Count arithmetic: the multiply-adds of matrix products, convolutions and attention that a call really makes.
 
 They are the same on every machine and at every moment, where milliseconds are not. Attention counts every pair of a
-query and a key, also those that a mask hides. CUDA graphs step aside while operations are counted.
+query and a key, also those that a mask hides; it is PyTorch's own or written out, as packages of kernels are not seen.
+CUDA graphs step aside while operations are counted.
 """
 
 from __future__ import annotations
