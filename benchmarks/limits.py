@@ -21,18 +21,14 @@ import typer
 from gaze import FIRST, RECORDED, SIZES, Methods
 from timing import Clock, machine, write_json
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import FlopCounterMode
 
+from arr_coc.evaluation.arithmetic import count_operations
 from arr_coc.evaluation.shapes import build_shape
 from arr_coc.inference.session import Session
 from arr_coc.prompting.settings import Settings
 
 # An H200's dense bf16 operations and bytes of memory a second, by its data sheet.
 PEAK = {"operations": 989e12, "bytes": 4.8e12}
-ATTENTION = tuple(
-    getattr(torch.ops.aten, f"_scaled_dot_product_{kind}attention{where}")
-    for kind, where in (("flash_", ""), ("efficient_", ""), ("cudnn_", ""), ("flash_", "_for_cpu"))
-)
 STEPS = 10  # decoded tokens that are profiled
 
 
@@ -81,10 +77,8 @@ def measure(methods: Methods, name: str, clock: Clock, repeats: int, length: int
     for stage, (call, moved) in stages.items():
         for _ in range(RECORDED):
             call()
-        with FlopCounterMode(display=False, custom_mapping=dict.fromkeys(ATTENTION, attention_flops)) as counter:
-            call()
         row = {"model": name, "stage": stage, **clock.measure(call, repeats, 1), **profile_call(call, clock.cuda)}
-        rows.append(row | _least(counter.get_total_flops(), moved))
+        rows.append(row | _least(count_operations(call), moved))
         print(rows[-1], flush=True)
     model.generation_config.eos_token_id = None
     one, many = (partial(methods.saccade, count) for count in (1, 1 + length))
@@ -96,12 +90,6 @@ def measure(methods: Methods, name: str, clock: Clock, repeats: int, length: int
     rows.append(row | _least(2 * reading / model.lm_head.weight.element_size(), reading))
     print(rows[-1], flush=True)
     return rows
-
-
-def attention_flops(query: Any, key: Any, value: Any, *rest: Any, out_shape: Any = None, **options: Any) -> int:
-    """Of shapes `[B, heads, T, d]`; keys may have fewer heads than queries, which torch's own formula refuses."""
-    batch, heads, asked, width = query
-    return 2 * batch * heads * asked * key[2] * (width + value[3])
 
 
 def _least(operations: float, moved: int) -> dict[str, float]:

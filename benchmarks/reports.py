@@ -2,8 +2,9 @@
 
     python benchmarks/reports.py
 
-Reads `records.jsonl.gz`, `times.jsonl` and `run.json` of each folder `benchmarks/results/eval-*`, and writes
-`summary.json`, `report.md` and, where there is one, `report.html`. Afterwards run `python benchmarks/readme.py`.
+Reads `records.jsonl.gz`, `run.json` and, where they are, `times.jsonl` and `work.jsonl` of each folder
+`benchmarks/results/eval-*`, and writes `summary.json`, `report.md` and, where there is one, `report.html`. Afterwards
+run `python benchmarks/readme.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import Any
 
 from arr_coc.data.worlds import list_worlds
 from arr_coc.evaluation.contenders import FULL
-from arr_coc.evaluation.records import RECORDS, RUN, TIMES, Record, name_today
+from arr_coc.evaluation.records import RECORDS, RUN, TIMES, WORK, Record, name_today
+from arr_coc.evaluation.report.sections import ours_in
+from arr_coc.evaluation.report.seed_means import first_seeds
 from arr_coc.evaluation.report.summary import summarise
 from arr_coc.evaluation.report.write import find_worst, write_page, write_tables
 from arr_coc.evaluation.run import DRAWN
@@ -50,11 +53,15 @@ def read_budgets(folder: Path) -> list[str]:
 
 def make_summary(folder: Path, records: Sequence[Record]) -> dict[str, Any]:
     """The summary of a committed run."""
-    times = read_lines((folder / TIMES).read_text(encoding="utf-8"))
-    selectors = list(dict.fromkeys(row["selector"] for row in read_summary(folder)["rows"]))
-    summary = summarise(records, times, selectors, read_budgets(folder))
+    times, work = (
+        read_lines(path.read_text(encoding="utf-8")) if path.exists() else []
+        for path in (folder / TIMES, folder / WORK)
+    )
+    before = read_summary(folder)
+    selectors = list(dict.fromkeys(row["selector"] for row in before["rows"]))
+    summary = summarise(records, times, selectors, read_budgets(folder), work, before.get("seeds"))
     about = json.loads((folder / RUN).read_text(encoding="utf-8"))
-    return {**summary, "about": about, "missing": read_summary(folder)["missing"]}
+    return {**summary, "about": about, "missing": before["missing"]}
 
 
 def open_worlds(summary: dict[str, Any], records: Sequence[Record]) -> list[Task]:
@@ -81,7 +88,9 @@ def main() -> None:
         summary = make_summary(folder, records)
         write_tables(folder, summary, budgets)
         if (folder / "report.html").exists():
-            write_page(folder, summary, budgets, find_worst(records, open_worlds(summary, records), budgets))
+            drawn = first_seeds(records, [row["selector"] for row in summary["rows"]], summary.get("seeds", {}))
+            worst = find_worst(drawn, open_worlds(summary, records), budgets, ours_in(summary))
+            write_page(folder, summary, budgets, worst)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from arr_coc.drawing.charts import line_chart
 from arr_coc.drawing.origin import is_current, name_origin
 from arr_coc.evaluation.answers import LONGEST_ANSWER, answer_examples, show_example
 from arr_coc.evaluation.contenders import OURS, known_contenders, open_contenders, parse_budgets
-from arr_coc.evaluation.records import MISSING, RECORDS, Record, Store
+from arr_coc.evaluation.records import MISSING, RECORDS, WORK, Record, Store
 from arr_coc.evaluation.report.sections import make_sections, write_budget
 from arr_coc.evaluation.report.summary import SUCCESSES, attribute, find_best, summarise
 from arr_coc.evaluation.report.write import draw_charts, find_worst, write_report
@@ -75,6 +75,10 @@ def test_every_question_is_asked_of_every_selector_at_every_budget(finished):
         most = {"full": 64, "0.25": 16, "16": 16}[row["budget"]]
         assert 0 < row["tokens"] <= most
         assert row["tokens"] == most or row["selector"] == "downsample"
+        assert row["encoded"] == (row["tokens"] if row["selector"] == "downsample" else 64)
+        assert row["processed"] == row["tokens"] or (
+            row["selector"] == "fastv" and row["tokens"] < row["processed"] < 64
+        )
         assert 0 <= row["score"] <= 1
         if row["selector"] not in ("downsample",):
             assert len(read_bits(row["kept"], row["grid"]).flatten()) == 64
@@ -111,11 +115,22 @@ def test_times_have_every_stage_and_the_cache_is_as_long_as_what_was_read(finish
 
 
 @pytest.mark.slow
+def test_work_is_counted_for_every_row_also_where_times_are_not(finished):
+    rows = {(row["selector"], row["budget"]): row for row in read_lines(finished / WORK)}
+    assert rows.keys() == {(row["selector"], row["budget"]) for row in read_lines(finished / RECORDS)}
+    full = rows["full", "full"]
+    ours, small, fast = (rows[name, "16"] for name in ("arr-coc", "downsample", "fastv"))
+    assert small["encoder_gmacs"] < ours["encoder_gmacs"] == full["encoder_gmacs"]
+    assert ours["language_gmacs"] < fast["language_gmacs"] < full["language_gmacs"]
+    assert full["choosing_gmacs"] == 0 < ours["choosing_gmacs"]
+
+
+@pytest.mark.slow
 def test_the_report_needs_nothing_else_and_says_what_it_stands_on(finished):
     page, text = (finished / "report.html").read_text(), (finished / "report.md").read_text()
     assert not re.search(r"(src|href)=\"(?!data:|#)", page)
-    assert page.count("<svg") == 2
-    for words in ("At a glance", "Against arr-coc", "Task scenes", "Looking, camouflage", "Cost", "holds to"):
+    assert page.count("<svg") == 3
+    for words in ("At a glance", "Against arr-coc", "Task scenes", "Looking, camouflage", "Work", "Cost", "holds to"):
         assert words in page or words in text
         assert words in text
     assert "Command: `arr-coc" in text
@@ -130,6 +145,8 @@ def test_a_run_that_was_killed_goes_on_and_reports_the_same(finished, tmp_path, 
     shutil.copytree(finished, out)
     whole = (out / RECORDS).read_bytes()
     (out / RECORDS).write_bytes(whole[: int(cut * len(whole))])  # in the middle of a line
+    work = (out / WORK).read_bytes()
+    (out / WORK).write_bytes(work[: int(cut * len(work))])
     for name in ("report.html", "report.md", "summary.json"):
         (out / name).unlink()
     result = call(*ARGUMENTS, "--out", out)
@@ -145,6 +162,7 @@ def test_a_finished_run_asks_nothing_again(finished, monkeypatch, tmp_path):
     shutil.copytree(finished, out)
     monkeypatch.setattr("arr_coc.evaluation.run.run_contender", lambda *_: pytest.fail("asked again"))
     monkeypatch.setattr("arr_coc.evaluation.timing.time_contenders", lambda *_: pytest.fail("timed again"))
+    monkeypatch.setattr("arr_coc.evaluation.arithmetic.count_work", lambda *_: pytest.fail("counted again"))
     assert call(*ARGUMENTS, "--out", out).exit_code == 0
 
 
@@ -420,6 +438,27 @@ def test_tokens_and_sharp_cells_are_both_counted():
         assert (shown["tokens"], shown["sharp cells"]) == (str(tokens), "" if sharp is None else str(sharp))
         assert shown["decode ms/token"] == ""  # it could not be told
         assert shown["prefill ms"] == "1.00"
+
+
+def test_work_is_shown_if_it_was_counted():
+    """Results of an earlier version have neither counts nor arithmetic, and no section of it."""
+    old = [record("full", n, 1.0, "full") for n in range(2)] + [record(OURS, n, 1.0, sharp=25) for n in range(2)]
+    before = summarise(old, [], ["full", OURS], ["0.25"])
+    assert not {"encoded", "processed", "encoder_gmacs"} & set().union(*before["rows"])
+    assert "Work" not in [section.title for section in make_sections(before, ["0.25"])]
+    assert list(draw_charts(before)) == ["Accuracy over tokens"]
+    new = [replace(each, encoded=100, processed=each.tokens + 4.5 * int(each.item)) for each in old]
+    counted = {"samples": 2, "encoder_gmacs": 1234.5, "language_gmacs": 8.724, "choosing_gmacs": 0.0005}
+    work = [{**counted, "selector": OURS, "budget": "0.25"}]
+    summary = summarise(new, [], ["full", OURS], ["0.25"], work)
+    [section] = [section for section in make_sections(summary, ["0.25"]) if section.title == "Work"]
+    assert section.rows == [
+        ["full", "all", "100", "", "100", "102", "", "", ""],
+        [OURS, "25 %", "25", "25", "100", "27", "1234", "8.72", "0.0005"],
+    ]
+    assert list(draw_charts(summary)) == ["Accuracy over tokens", "Accuracy over arithmetic"]
+    mixed = summarise([*new[:-1], old[-1]], [], ["full", OURS], ["0.25"])["rows"]  # a run that an older one began
+    assert ["encoded" in row for row in mixed] == [True, False]
 
 
 def test_a_saccade_without_an_order_reads_fewer_sharp_cells_and_says_so(tmp_path):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from arr_coc.evaluation import statistics
+from arr_coc.evaluation.report import statistics
 from arr_coc.evaluation.report.statistics import budget_at, mean_intervals, paired_differences
 from arr_coc.evaluation.scoring import (
     METRICS,

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from arr_coc.cli.errors import one_line_errors
-from arr_coc.cli.options import Device, DType, Model, Selectors, check_dtype, split_names
+from arr_coc.cli.options import Device, DType, Model, check_dtype, split_names
 
 if TYPE_CHECKING:
     from arr_coc.evaluation.contenders import Contender
@@ -38,7 +37,13 @@ def evaluate(
             "photos:DIR, refexp:FILE, jsonl:FILE, vqav2:FILE or pope:FILE. [default: all worlds of pictures]"
         ),
     ] = None,
-    selectors: Selectors = "all",
+    selectors: Annotated[
+        str,
+        typer.Option(
+            help="Names, directories or Hub ids, separated by commas; NAME@saccade uses that mode; ROW=A+B shows the "
+            "mean of trained selectors, such as seeds; or all."
+        ),
+    ] = "all",
     budgets: Annotated[
         str, typer.Option(help="Ratios or numbers of tokens, separated by commas.")
     ] = "0.5,0.25,0.125,0.06",
@@ -100,6 +105,7 @@ def run_evaluation(plan: Evaluation) -> dict[str, Any]:
     from arr_coc.evaluation.records import Store
     from arr_coc.evaluation.report.write import write_report
     from arr_coc.evaluation.run import open_model, run_task
+    from arr_coc.evaluation.seeds import read_seeds
     from arr_coc.evaluation.tasks import open_task
     from arr_coc.inference.load import quiet_loading
     from arr_coc.runtime.atomic_files import check_folder
@@ -108,46 +114,72 @@ def run_evaluation(plan: Evaluation) -> dict[str, Any]:
     check_folder(plan.out)
     quiet_loading()
     budgets = parse_budgets(plan.budgets)
+    selectors, seeds = read_seeds(plan.selectors)
     tasks = [open_task(spec, plan.limit, plan.size) for spec in plan.tasks]
     if len({task.name for task in tasks}) < len(tasks):
         raise ValueError("a task was named twice; name each task once")
     base = plan.model or EMBEDDED
     opened = open_model(base, plan.device, plan.dtype, plan.size)
     opened = replace(opened, instruction=plan.instruction, max_new_tokens=plan.max_new_tokens)
-    contenders = open_contenders(plan.selectors, opened.model)
+    contenders = open_contenders(selectors, opened.model, seeds)
     if any(task.moving for task in tasks):
-        contenders = _leave_out_saccades(contenders, plan.selectors)
+        contenders = _leave_out_saccades(contenders, selectors)
     settings = {
         "model": base, "size": plan.size, "batch": plan.batch, "dtype": plan.dtype,
         "instruction": plan.instruction, "max_new_tokens": plan.max_new_tokens, "device": plan.device,
     }  # fmt: skip
     command = shlex.join(["arr-coc", *sys.argv[1:]])
     about = {"command": command, "revision": find_revision(), **describe_machine(opened.model)}
-    store = Store(plan.out, settings, about)
+    store = Store(plan.out, settings, {**about, "seeds": seeds} if seeds else about)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True, highlight=False)) as bar:
         for task in tasks:
             calls = sum(len(contender.budgets(budgets)) for contender in contenders)
             row = bar.add_task(task.name, total=calls * len(task))
             run_task(opened, task, contenders, budgets, store, plan.batch, lambda n, row=row: bar.advance(row, n))  # type: ignore[misc]
+        _count_work(opened, tasks, contenders, budgets, store, bar, plan.limit)
         if plan.times:
             _measure_times(opened, tasks, contenders, budgets, store, bar, min(TIMED, plan.limit or TIMED))
     if not store.records:
         raise ValueError("there is nothing to report: no picture of any task could be read")
-    names = [contender.name for contender in contenders]
-    summary = write_report(store, tasks, names, budgets, store.about)
+    rows = list(dict.fromkeys(contender.row for contender in contenders))
+    summary = write_report(store, tasks, rows, budgets, store.about, seeds)
     summary["out"] = str(plan.out)
     return summary
 
 
 def _leave_out_saccades(contenders: Sequence[Contender], named: Sequence[str]) -> list[Contender]:
     """The contenders that read clips, as mode `saccade` does not; those that were named are refused."""
-    still = [contender.name for contender in contenders if contender.mode == "saccade"]
+    still = list(dict.fromkeys(contender.row for contender in contenders if contender.mode == "saccade"))
     for name in still:
         if name in named:
             raise ValueError(f"{name} reads no clips; leave it out, or name no task of clips")
         typer.echo(f"{name} reads no clips and is left out", err=True)
-    return [contender for contender in contenders if contender.name not in still]
+    return [contender for contender in contenders if contender.row not in still]
+
+
+def _count_work(
+    opened: Opened,
+    tasks: Sequence[Task],
+    contenders: Sequence[Contender],
+    budgets: Sequence[str],
+    store: Store,
+    bar: Progress,
+    limit: int | None,
+) -> None:
+    """Count the multiply-adds that are not counted yet, on a few pictures taken from all tasks in turn."""
+    from arr_coc.evaluation.arithmetic import COUNTED, count_work
+    from arr_coc.evaluation.run import take_samples
+
+    calls = [(contender, budget) for contender in contenders for budget in contender.budgets(budgets)]
+    missing = [call for call in calls if (call[0].name, call[1]) not in store.work]
+    samples = take_samples(opened, tasks, min(COUNTED, limit or COUNTED)) if missing else []
+    if not samples:
+        return
+    row = bar.add_task("arithmetic", total=len(missing))
+    for counted in count_work(opened, samples, missing):
+        store.add_work(counted)
+        bar.advance(row)
 
 
 def _measure_times(
@@ -160,8 +192,7 @@ def _measure_times(
     count: int,
 ) -> None:
     """Measure the times that are missing, on `count` pictures taken from all tasks in turn."""
-    from arr_coc.data.example import MissingPicture
-    from arr_coc.evaluation.answers import show_example
+    from arr_coc.evaluation.run import take_samples
     from arr_coc.evaluation.timing import time_contenders
 
     timed = [contender for contender in contenders if contender.name != "oracle"]  # it must be told where to look
@@ -172,17 +203,7 @@ def _measure_times(
     ]
     if not missing:
         return
-    numbered = zip_longest(*([(task, number) for number in range(len(task))] for task in tasks))
-    in_turn = (pair for pair in chain.from_iterable(numbered) if pair is not None)
-    inputs = []
-    for task, number in islice(in_turn, 2 * count):
-        item = task[number]
-        try:
-            inputs.append(opened.ask([item.question], [show_example(item)]))
-        except MissingPicture:
-            continue
-        if len(inputs) == count:
-            break
+    inputs = [sample.inputs for sample in take_samples(opened, tasks, count)]
     if not inputs:
         return
     row = bar.add_task("times", total=len(missing))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from arr_coc.config import TRAINED, UNTRAINED, Budget, check_budget
@@ -20,12 +20,21 @@ SACCADE = "@saccade"
 
 @dataclass(frozen=True, eq=False)
 class Contender:
-    """A selector with its name in the report, its mode, and whether it is asked another picture's question."""
+    """A selector with its name in the results, its mode, and whether it is asked another picture's question.
+
+    `seed_of` is the row of the report that it is one seed of, if it is.
+    """
 
     name: str
     selector: Selector
     mode: Mode = "prune"
     wrong: bool = False
+    seed_of: str | None = None
+
+    @property
+    def row(self) -> str:
+        """The row of the report that shows it."""
+        return self.seed_of or self.name
 
     def budgets(self, budgets: Sequence[str]) -> list[str]:
         """The budgets to measure it at; `full` always reads all tokens, so it is measured once."""
@@ -39,10 +48,16 @@ def known_contenders(embedded: bool = True) -> list[str]:
     return list(dict.fromkeys([*first, *selector_names(embedded)]))
 
 
-def find_ours(names: Iterable[str]) -> str:
-    """The contender that a report compares the others with: the trained layer, or if it is not there the untrained."""
+def find_ours(names: Iterable[str], seeded: Iterable[str] = ()) -> str:
+    """The row that a report compares the others with.
+
+    The trained layer; if it is not there, the first row with seeds of its own (`seeded`), or the untrained layer.
+    """
     named = set(names)
-    return UNTRAINED if UNTRAINED in named and TRAINED not in named else TRAINED
+    for name in (TRAINED, *seeded, UNTRAINED):
+        if name in named:
+            return name
+    return TRAINED
 
 
 def rename(name: str, embedded: bool) -> str:
@@ -79,8 +94,12 @@ def split_name(name: str) -> tuple[str, str]:
     return plain, name[len(plain) :]
 
 
-def open_contenders(names: Sequence[str], model: Any) -> list[Contender]:
+def open_contenders(
+    names: Sequence[str], model: Any, seeds: Mapping[str, Sequence[str]] | None = None
+) -> list[Contender]:
     """Open selectors for a model.
+
+    `seeds` are the selectors behind each row that has some, see [`~arr_coc.evaluation.seeds.read_seeds`].
 
     | name                  | is                                                                               |
     |-----------------------|----------------------------------------------------------------------------------|
@@ -100,7 +119,17 @@ def open_contenders(names: Sequence[str], model: Any) -> list[Contender]:
     groups = {"all": known, "wrong": [f"{name}{WRONG}" for name in known if "@" not in name and _reads(name)]}
     wanted = [each for name in names for each in groups.get(name, [name])]
     unique = list(dict.fromkeys([FULL, *(rename(name, embedded) for name in wanted)]))
-    return [_open(name, model, known) for name in unique]
+    contenders = []
+    for name in unique:
+        plain, suffix = split_name(name)
+        places = (seeds or {}).get(plain)
+        if places is None:
+            contenders.append(_open(name, model, known))
+            continue
+        for number, place in enumerate(places, start=1):
+            opened = _open(rename(place, embedded) + suffix, model, known)
+            contenders.append(replace(opened, name=f"{plain}#{number}{suffix}", seed_of=name))
+    return contenders
 
 
 def _reads(name: str) -> bool:

@@ -10,10 +10,11 @@ from typing import Any
 
 from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, TRAINED, UNTRAINED
 from arr_coc.evaluation.contenders import rename, split_name
+from arr_coc.evaluation.seeds import join_seeds
 from arr_coc.runtime.atomic_files import append_lines, recover_rows, write_aside
 
 Key = tuple[str, str, str, str]
-RUN, RECORDS, TIMES, MISSING = "run.json", "records.jsonl", "times.jsonl", "missing.jsonl"
+RUN, RECORDS, TIMES, WORK, MISSING = "run.json", "records.jsonl", "times.jsonl", "work.jsonl", "missing.jsonl"
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,9 @@ class Record:
         tokens, full (`int`): visual tokens read, and visual tokens of the whole picture or clip.
         sharp (`int`, *optional*): cells read at full resolution; in mode `"saccade"` the tokens of the gestalt are read
             besides them. None for selectors that keep no cells.
+        encoded (`int`, *optional*): visual tokens that the encoder made, whether they were read or not.
+        processed (`float`, *optional*): visual tokens that the language model processed, to choose and to answer, mean
+            over its layers. None for both in results of an earlier version.
         answer (`str`, *optional*), score (`float`, *optional*): None for tasks without answers.
         precision, coverage (`float`, *optional*): of the kept cells; None without boxes.
         overlap, pointing (`float`, *optional*): of the relevance map; None without a map or boxes.
@@ -43,6 +47,8 @@ class Record:
     tokens: int
     full: int
     sharp: int | None = None
+    encoded: int | None = None
+    processed: float | None = None
     answer: str | None = None
     score: float | None = None
     precision: float | None = None
@@ -107,7 +113,7 @@ class Store:
         settings (`Mapping`): settings that change the results; a directory that was started with others is
             refused.
         about (`Mapping`, *optional*): further facts to store, such as the machine; a run that is continued with another
-            `revision` has both.
+            `revision` has both, and with further `seeds` of a row has all.
 
     Attributes:
         about (`dict`): settings and facts, as stored.
@@ -121,6 +127,8 @@ class Store:
             saved = json.loads(path.read_text(encoding="utf-8"))
             check_started(directory, saved, settings)
             self.about["revision"] = _join_revisions(saved.get("revision"), self.about.get("revision"))
+            if seeds := join_seeds(directory, saved.get("seeds", {}), self.about.get("seeds", {})):
+                self.about["seeds"] = seeds
         directory.mkdir(parents=True, exist_ok=True)
         write_aside(path, json.dumps(self.about, indent=1) + "\n")
         known = {field.name for field in fields(Record)}
@@ -129,9 +137,9 @@ class Store:
         for row in self._recover(RECORDS, model):
             record = Record(**{name: value for name, value in row.items() if name in known})
             self.records[record.key] = record
-        self.times: dict[tuple[str, str], dict[str, Any]] = {
-            (row["selector"], row["budget"]): row for row in self._recover(TIMES, model)
-        }
+        self.times, self.work = (
+            {(row["selector"], row["budget"]): row for row in self._recover(name, model)} for name in (TIMES, WORK)
+        )
         self.missing: dict[tuple[str, str], str] = {
             (row["task"], row["item"]): row["why"] for row in self._recover(MISSING)
         }
@@ -151,6 +159,11 @@ class Store:
         """Append the times of one selector at one budget."""
         append_lines(self.directory / TIMES, [json.dumps(row)])
         self.times[row["selector"], row["budget"]] = row
+
+    def add_work(self, row: dict[str, Any]) -> None:
+        """Append the multiply-adds of one selector at one budget."""
+        append_lines(self.directory / WORK, [json.dumps(row)])
+        self.work[row["selector"], row["budget"]] = row
 
     def add_missing(self, task: str, item: str, why: str) -> None:
         """Append a picture that could not be read."""

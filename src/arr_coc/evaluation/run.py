@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from itertools import chain, zip_longest
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +18,7 @@ from torch import Tensor
 from arr_coc.config import Grid, cell_count
 from arr_coc.data.boxes import cells_inside
 from arr_coc.data.example import Example, MissingPicture
-from arr_coc.evaluation.answers import LONGEST_ANSWER, decode, show_example, tell_boxes
+from arr_coc.evaluation.answers import LONGEST_ANSWER, Shown, decode, show_example, tell_boxes
 from arr_coc.evaluation.contenders import Contender, read_budget
 from arr_coc.evaluation.metrics import LOOKED, answer_coverage, coverage, find_misleading, overlap, pointing, precision
 from arr_coc.evaluation.records import Record, Store
@@ -75,6 +77,30 @@ class Opened:
         for messages in conversations:
             check_messages(messages, self.processor)
         return make_inputs(self.processor, conversations, self.model.device, self.model.dtype)
+
+
+class Sample(NamedTuple):
+    """A question about one picture or clip, opened, with the model's inputs."""
+
+    item: Example
+    shown: Shown
+    inputs: dict[str, Any]
+
+
+def take_samples(opened: Opened, tasks: Sequence[Task], count: int) -> list[Sample]:
+    """Up to `count` questions, taken from all tasks in turn; those whose pictures cannot be read are passed over."""
+    numbered = zip_longest(*([(task, number) for number in range(len(task))] for task in tasks))
+    samples: list[Sample] = []
+    for task, number in (pair for pair in chain.from_iterable(numbered) if pair is not None):
+        if len(samples) == count:
+            break
+        item = task[number]
+        try:
+            shown = show_example(item)
+        except MissingPicture:
+            continue
+        samples.append(Sample(item, shown, opened.ask([item.question], [shown])))
+    return samples
 
 
 def open_model(name: str, device: str, dtype: str, size: int) -> Opened:
@@ -211,7 +237,8 @@ def run_task(
                 run = run_contender(opened, family, inputs, contender, budget, task.metric is not None, asked)
                 answers = None if run.generated is None else decode(opened.processor, run.generated)
                 drawn = [first + number < DRAWN for number in range(len(items))]
-                store.add(_records(task, items, contender, budget, run, answers, drawn))
+                layers = len(family.inner.language_model.layers)
+                store.add(_records(task, items, contender, budget, run, layers, answers, drawn))
                 progress(len(items))
 
 
@@ -221,11 +248,12 @@ def _records(
     contender: Contender,
     budget: str,
     run: Run,
+    layers: int,
     answers: Sequence[str] | None,
     drawn: Sequence[bool],
 ) -> Iterator[Record]:
     for row, (item, own) in enumerate(zip(items, run.split(len(items)), strict=True)):
-        facts: dict[str, Any] = {}
+        facts: dict[str, Any] = {"encoded": own.encoded, "processed": round(fmean(own.processed(layers)), 2)}
         if answers is not None and task.metric is not None:
             answer = answers[row]
             facts |= {"answer": answer, "score": round(METRICS[task.metric](answer, item.answers), 4)}

@@ -6,6 +6,7 @@ which do not return it.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -122,6 +123,12 @@ class EncoderReader:
             for value in arguments.values():
                 values += value if isinstance(value, tuple | list) else [value]
         return [value for value in values if isinstance(value, Tensor)]
+
+    def renewed(self) -> EncoderReader:
+        """One of the same layers that has computed nothing yet."""
+        fresh = copy.copy(self)
+        fresh._inputs, fresh._attention = {}, {}
+        return fresh
 
     def attention(self, layer: EncoderLayer) -> Tensor:
         """Attention `[N]` that the cells of all pictures receive."""

@@ -207,7 +207,7 @@ class Glancing(Shortening):
             0 if reading.overview == first else cell_count(reading.overview)
             for reading, first in zip(self.readings, self.small, strict=True)
         ]
-        counts = zip(map(cell_count, self.small), again, parts, strict=True)
+        counts = zip(self.count_encoded(), again, parts, strict=True)
         return Shortened(
             inputs=arguments,
             outputs=[None] * len(kept),
@@ -221,8 +221,11 @@ class Glancing(Shortening):
 
     def keep_all(self) -> Shortened:
         """The full prompt, unchanged; what the glance has cost counts too."""
-        encoded = [cell_count(grid) + count for grid, count in zip(self.small, self.prompt.counts, strict=True)]
-        return super().keep_all()._replace(encoded=encoded, glanced=self._count_glanced())
+        return super().keep_all()._replace(glanced=self._count_glanced())
+
+    def count_encoded(self) -> list[int]:
+        """The small pictures."""
+        return list(map(cell_count, self.small))
 
     def _count_glanced(self) -> list[int]:
         return [self.passes * cell_count(grid) for grid in self.small]

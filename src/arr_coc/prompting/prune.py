@@ -62,6 +62,10 @@ class Pruning(Shortening):
                 self.shared.check([(span.kind, span.grid) for span in self.prompt.spans])
                 self.encoded[kind] = self.shared.full(self.family, self.inputs, kind, self.selector.encoder_layers)
 
+    def count_encoded(self) -> list[int]:
+        """All of them."""
+        return self.prompt.counts
+
     def choose(self) -> None:
         """Ask the selector for one selection per picture."""
         queries = self._queries()

@@ -59,6 +59,11 @@ class SmallerPicture(Pruning):
         if self.plans:
             self.small = encode_small(self.family, self.inputs, self.prompt, [grid for grid, _ in self.plans])
 
+    def count_encoded(self) -> list[int]:
+        """With tokens of the full pictures, these and the smaller ones."""
+        small = [cell_count(grid) for grid, _ in self.plans] or [0] * len(self.prompt.spans)
+        return [count + added for count, added in zip(self.prompt.counts, small, strict=True)]
+
     def _select(self, queries: Sequence[VisualQuery]) -> list[Selection]:
         if not self.plans:
             return super()._select(queries)
@@ -66,10 +71,7 @@ class SmallerPicture(Pruning):
 
     def build(self) -> Shortened:
         """Build the prompt; `full` counts the tokens of the original pictures."""
-        small = [cell_count(grid) for grid, _ in self.plans] or [0] * len(self.prompt.spans)
-        # with tokens of the full pictures, these are encoded besides the smaller ones
-        encoded = [count + added for count, added in zip(self.prompt.counts, small, strict=True)]
-        return super().build()._replace(full=self.full_prompt.counts, encoded=encoded)
+        return super().build()._replace(full=self.full_prompt.counts, encoded=self.count_encoded())
 
 
 def resize_prompt(family: Family, inputs: Inputs, prompt: Prompt, grids: Sequence[Grid]) -> dict[str, Any]:

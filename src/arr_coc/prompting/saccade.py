@@ -86,6 +86,10 @@ class Saccading(Shortening):
         self.encoded = encode(self.family, self.sources, self.plans, self.mipmaps, self.settings.graphs)
         self._read_text()
 
+    def count_encoded(self) -> list[int]:
+        """The gestalts, before compression."""
+        return [cell_count(plan.encoded) for plan in self.plans]
+
     def choose(self) -> None:
         """Ask the selector for windows of each picture, and list their cells."""
         self.gestalts = make_gestalts(self.encoded, self.plans, self.grids, self.words, self.gaze, self.compressor)
@@ -145,8 +149,8 @@ class Saccading(Shortening):
         full = list(map(cell_count, self.grids))
         encoded = [
             # a picture that is its own gestalt is encoded once
-            cell_count(plan.encoded) + (0 if plan.scale == 1 else len(saccades.cells))
-            for plan, saccades in zip(self.plans, self.saccades, strict=True)
+            made + (0 if plan.scale == 1 else len(saccades.cells))
+            for made, plan, saccades in zip(self.count_encoded(), self.plans, self.saccades, strict=True)
         ]
         return Shortened(inputs, outputs, kept, full, list(map(len, chosen)), holding, encoded)
 

@@ -121,7 +121,13 @@ class Shortening(ABC):
         """The full prompt, unchanged."""
         kept: Kept = [(span.grid, np.arange(cell_count(span.grid))) for span in self.prompt.spans]
         counts = self.prompt.counts
-        return Shortened(dict(self.inputs), [None] * len(kept), kept, counts, counts)
+        # the model encodes the pictures of this prompt, whatever was encoded before
+        encoded = [count + made for count, made in zip(counts, self.count_encoded(), strict=True)]
+        return Shortened(dict(self.inputs), [None] * len(kept), kept, counts, counts, encoded=encoded)
+
+    def count_encoded(self) -> list[int]:
+        """For each picture, the tokens that `encode` has made of it."""
+        return [0] * len(self.prompt.counts)
 
     def _embed_question(self, inputs: Inputs, prompt: Prompt) -> list[Tensor]:
         """Find each row's question and return its embeddings `[Q, D]`."""

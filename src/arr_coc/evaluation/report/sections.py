@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from arr_coc.evaluation.arithmetic import PARTS
 from arr_coc.evaluation.contenders import FULL, find_ours
 from arr_coc.evaluation.report.statistics import FEWEST, MARGIN
 from arr_coc.evaluation.report.summary import HOLDS, OPPONENT, find_best, write_accuracy
@@ -29,15 +31,16 @@ class Section:
 def make_sections(summary: Mapping[str, Any], budgets: Sequence[str]) -> list[Section]:
     """All sections of a report; empty ones are left out."""
     sections = [_glance(summary, budgets), _against(summary, budgets), _read(summary, budgets)]
-    sections += [_by_task(task, facts, budgets) for task, facts in summary["tasks"].items()]
+    spread = _explain_spread(summary)
+    sections += [_by_task(task, facts, budgets, spread) for task, facts in summary["tasks"].items()]
     sections += [_looking(task, by, budgets) for task, by in summary["looking"].items()]
-    sections += [_cost(summary), _failing(summary)]
+    sections += [_work(summary), _cost(summary), _failing(summary)]
     return [section for section in sections if section.rows]
 
 
 def ours_in(summary: Mapping[str, Any]) -> str:
     """The contender that a report is about; see [`find_ours`]."""
-    return find_ours(row["selector"] for row in summary["rows"])
+    return find_ours((row["selector"] for row in summary["rows"]), summary.get("seeds", ()))
 
 
 def write_budget(budget: str) -> str:
@@ -71,8 +74,9 @@ def _glance(summary: Mapping[str, Any], budgets: Sequence[str]) -> Section:
     for name, rows in sorted(by_selector.items(), key=lambda item: -_mean(item[1])):
         cells = []
         for budget in budgets:
-            value = rows.get(budget, rows.get(FULL, {})).get("accuracy")
-            cells.append(f"**{_number(value)}**" if name in best[budget] else _number(value))
+            row = rows.get(budget, rows.get(FULL, {}))
+            value = _number(row.get("accuracy"))
+            cells.append((f"**{value}**" if name in best[budget] else value) + _write_spread(row))
         holds = summary["gives_in"].get(name)
         holds_at = "" if name == FULL else "none" if holds is None else f"{100 * holds:.0f} %"
         achieved: dict[str, list[str]] = {}
@@ -97,8 +101,20 @@ def _glance(summary: Mapping[str, Any], budgets: Sequence[str]) -> Section:
         f"and the interval says so. *Too few to tell*: fewer than {FEWEST} questions, or an interval on both sides of "
         f"{MARGIN}."
     )
+    words += _explain_spread(summary)
     header = ["selector", *map(write_budget, budgets), "holds to", "successes"]
     return Section("At a glance", words, header, body if any(row[1] for row in body) else [])
+
+
+def _write_spread(entry: Mapping[str, Any]) -> str:
+    """The lowest and the highest of several seeds, to stand behind their mean."""
+    return f" [{entry['spread'][0]:.3f} to {entry['spread'][1]:.3f}]" if "spread" in entry else ""
+
+
+def _explain_spread(summary: Mapping[str, Any]) -> str:
+    if not any("spread" in row for row in summary["rows"]):
+        return ""
+    return " A row with several seeds shows their mean, and in brackets the lowest and the highest of them."
 
 
 def _mean(rows: Mapping[str, Mapping[str, Any]]) -> float:
@@ -137,7 +153,7 @@ def _read(summary: Mapping[str, Any], budgets: Sequence[str]) -> Section:
     return Section("Tokens and sharp cells", words, ["selector", *map(write_budget, budgets)], body)
 
 
-def _by_task(task: str, facts: Mapping[str, Any], budgets: Sequence[str]) -> Section:
+def _by_task(task: str, facts: Mapping[str, Any], budgets: Sequence[str], spread: str) -> Section:
     body = []
     for name, means in facts["means"].items():
         cells = []
@@ -148,10 +164,11 @@ def _by_task(task: str, facts: Mapping[str, Any], budgets: Sequence[str]) -> Sec
                 continue
             mean, low, high = entry["mean"]
             text = f"{write_accuracy(mean)} ({low:.2f} to {high:.2f})"
-            cells.append(f"**{text}**" if name in facts["best"].get(budget, ()) else text)
+            cells.append((f"**{text}**" if name in facts["best"].get(budget, ()) else text) + _write_spread(entry))
         body.append([name, *cells])
     body.sort(key=lambda row: row[1].strip("*"), reverse=True)
     words = "Accuracy with 95 % intervals; the best at each budget is bold, and all that tie with it as shown."
+    words += spread
     return Section(f"Task {task}", words, ["selector", *map(write_budget, budgets)], body)
 
 
@@ -174,6 +191,45 @@ def _looking(task: str, by_selector: Mapping[str, Any], budgets: Sequence[str]) 
     )
     header = ["selector", *map(write_budget, budgets), "overlap", "pointing"]
     return Section(f"Looking, {task}", words, header, body)
+
+
+def _work(summary: Mapping[str, Any]) -> Section:
+    """What went through the model."""
+    body = []
+    for row in summary["rows"]:
+        if not {"encoded", "encoder_gmacs"} & row.keys():
+            continue  # of an earlier version
+        shown = "all" if row["budget"] == FULL else write_budget(row["budget"])
+        counts = [_number(row.get(name), 0) for name in ("tokens", "sharp", "encoded", "processed")]
+        body.append([row["selector"], shown, *counts, *(write_gmacs(row.get(f"{part}_gmacs")) for part in PARTS)])
+    words = (
+        "What a question costs, on any machine. *Read*: visual tokens of the prompt that is answered. *Encoded*: those "
+        "that the vision encoder made, read or not. *Processed*: those that went through a layer of the language "
+        "model, mean over its layers; looks that were read and thrown away count. The last three are billions of "
+        "multiply-adds (GMAC) to the first token, text included: of the encoder, of the language model, and of all "
+        "else, which is choosing. What a selector computes inside the language model, as `fastv` does, counts there."
+    )
+    counts = ["tokens read", "sharp cells", "tokens encoded", "tokens processed"]
+    return Section(
+        "Work", words, ["selector", "budget", *counts, "encoder GMAC", "language GMAC", "choosing GMAC"], body
+    )
+
+
+def write_gmacs(value: float | None) -> str:
+    """Billions of multiply-adds with three digits or so; what is not zero does not look so.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.evaluation.report.sections import write_gmacs
+    >>> [write_gmacs(value) for value in (1234.5, 8.724, 0.0239, 0.00052, 0.0, None)]
+    ['1234', '8.72', '0.024', '0.0005', '0', '']
+
+    ```
+    """
+    if not value:
+        return "" if value is None else "0"
+    return f"{value:.{max(0, 2 - math.floor(math.log10(value))) if value >= 1 else 3 if value >= 0.01 else 4}f}"
 
 
 def _cost(summary: Mapping[str, Any]) -> Section:
@@ -219,4 +275,6 @@ def _failing(summary: Mapping[str, Any]) -> Section:
         "not of its label; every one of the boxes if all are needed, as to count), with the scorer that most preferred "
         "other places; otherwise *seen but misread*."
     )
+    if len(summary.get("seeds", {}).get(ours, ())) > 1:
+        words += " Answers of all its seeds count."
     return Section("Failures", words, ["budget", "task", "why", "answers"], body)

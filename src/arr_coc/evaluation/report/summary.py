@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from arr_coc.config import TRAINED, UNTRAINED
-from arr_coc.evaluation.contenders import FULL, SACCADE, find_ours
+from arr_coc.evaluation.arithmetic import PARTS
+from arr_coc.evaluation.contenders import FULL, find_ours, split_name
 from arr_coc.evaluation.metrics import LOOKED
 from arr_coc.evaluation.records import Record
+from arr_coc.evaluation.report.seed_means import Call, average_records, average_rows, seed_accuracies
 from arr_coc.evaluation.report.statistics import (
     FEWEST,
     Interval,
@@ -20,6 +22,8 @@ from arr_coc.evaluation.report.statistics import (
     mean_intervals,
     paired_differences,
 )
+from arr_coc.evaluation.seeds import Seeds, seed_names
+from arr_coc.evaluation.wrong_question import WRONG
 
 # A selector holds as long as it reaches this share of the accuracy of all tokens.
 HOLDS = 0.95
@@ -28,20 +32,31 @@ FASTER = 0.95
 OPPONENT = "downsample"
 LOOKING = ("precision", "coverage", "overlap", "pointing")
 SUCCESSES = ("fewer tokens", "faster", "better")
-Call = tuple[str, str]  # selector and budget
 Scores = dict[str, dict[Call, dict[str, float]]]
 
 
 def summarise(
-    records: Sequence[Record], times: Sequence[Mapping[str, Any]], selectors: Sequence[str], budgets: Sequence[str]
+    records: Sequence[Record],
+    times: Sequence[Mapping[str, Any]],
+    selectors: Sequence[str],
+    budgets: Sequence[str],
+    work: Sequence[Mapping[str, Any]] = (),
+    seeds: Seeds | None = None,
 ) -> dict[str, Any]:
     """Everything that a report shows, as plain values.
 
     Only items that every selector answered at every budget count, so that all rows compare the same questions.
+
+    Args:
+        records (`Sequence[Record]`), times, work (`Sequence[Mapping]`): rows of the files of results.
+        selectors, budgets (`Sequence[str]`): the rows that the report shows, in this order.
+        seeds (`Mapping`, *optional*): the selectors behind rows that have several, whose mean such a row is.
     """
-    ours = find_ours(selectors)
+    shown = {row: places for row, places in (seeds or {}).items() if any(split_name(n)[0] == row for n in selectors)}
+    ours, each_seed = find_ours(selectors, shown), records
+    records = average_records(records, selectors, shown)
     scores = _scores(records, "score", selectors, budgets)
-    spent = {(row["selector"], row["budget"]): row for row in times}
+    spent, counted = (average_rows(measured, selectors, shown) for measured in (times, work))
     calls = [(name, budget) for name in selectors for budget in ([FULL] if name == FULL else budgets)]
     by_call: dict[Call, list[Record]] = defaultdict(list)
     for record in records:
@@ -49,21 +64,24 @@ def summarise(
     values = {call: _values(scores, call) for call in calls}
     differences = _differences(values, ours)
     rows = [
-        _row(call, values[call], differences[call], spent.get(call, {}), by_call[call])
+        _row(call, values[call], differences[call], spent.get(call, {}), counted.get(call, {}), by_call[call])
         for call in calls
         if by_call[call]
     ]
     if not rows:
         raise ValueError("there is nothing to report: no record has these tasks, selectors and budgets")
-    return {
+    tasks = {task: _task(by, ours) for task, by in scores.items()}
+    _add_spread(rows, tasks, seed_accuracies(each_seed, scores, shown))
+    summary = {
         "items": {task: len(next(iter(by.values()))) for task, by in scores.items()},
         "rows": rows,
-        "tasks": {task: _task(by, ours) for task, by in scores.items()},
+        "tasks": tasks,
         "looking": _looking(records, selectors, budgets),
         "gives_in": {name: _gives_in(rows, name) for name in selectors if name != FULL},
-        "failures": _failures(records, budgets, ours),
+        "failures": _failures(each_seed, budgets, seed_names(ours, shown)),
         "select_percentile": {budget: _percentile(spent, budget, ours) for budget in budgets},
     }
+    return summary | ({"seeds": {row: list(places) for row, places in shown.items()}} if shown else {})
 
 
 def _scores(records: Sequence[Record], field: str, selectors: Sequence[str], budgets: Sequence[str]) -> Scores:
@@ -108,6 +126,7 @@ def _row(
     answered: Mapping[str, np.ndarray],
     differences: Mapping[str, Interval],
     spent: Mapping[str, Any],
+    counted: Mapping[str, Any],
     records: Sequence[Record],
 ) -> dict[str, Any]:
     """One selector at one budget over all tasks with answers."""
@@ -115,10 +134,14 @@ def _row(
         "selector": call[0],
         "budget": call[1],
         "tokens": round(float(np.mean([record.tokens for record in records])), 1),
-        "sharp": _mean_sharp(records),
+        "sharp": _mean_count(records, "sharp"),
         "share": round(float(np.mean([record.tokens / record.full for record in records])), 4),
         "times": dict(spent),
     }
+    # results of an earlier version have neither of these
+    counts = {name: _mean_count(records, name) for name in ("encoded", "processed")}
+    row |= {name: count for name, count in counts.items() if count is not None}
+    row |= {name: counted[name] for part in PARTS if (name := f"{part}_gmacs") in counted}
     if not answered:
         return row
     row["accuracy"] = round(float(np.mean([values.mean() for values in answered.values()])), 4)
@@ -131,9 +154,25 @@ def _row(
     return row
 
 
-def _mean_sharp(records: Sequence[Record]) -> float | None:
-    """Mean number of cells read at full resolution; None for selectors that keep no cells."""
-    counts = [record.sharp for record in records if record.sharp is not None]
+def _add_spread(
+    rows: Sequence[dict[str, Any]], tasks: Mapping[str, Any], accuracies: Mapping[Call, Mapping[str, Sequence[float]]]
+) -> None:
+    """Add the lowest and the highest accuracy of the seeds (`spread`), over all tasks and in each of them."""
+    for row in rows:
+        by_task = accuracies.get((row["selector"], row["budget"]))
+        if not by_task:
+            continue
+        each = np.mean(list(by_task.values()), axis=0)  # [tasks, seeds] -> [seeds]
+        row["each_seed"] = [round(float(accuracy), 4) for accuracy in each]
+        row["spread"] = [min(row["each_seed"]), max(row["each_seed"])]
+        for task, values in by_task.items():
+            entry = tasks[task]["means"][row["selector"]][row["budget"]]
+            entry["spread"] = [round(min(values), 4), round(max(values), 4)]
+
+
+def _mean_count(records: Sequence[Record], name: str) -> float | None:
+    """Mean of a count of tokens or cells; None unless every record has it."""
+    counts = [count for record in records if (count := getattr(record, name)) is not None]
     return round(float(np.mean(counts)), 1) if len(counts) == len(records) else None
 
 
@@ -229,11 +268,13 @@ def _gives_in(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return None if share is None else round(share, 4)
 
 
-def _failures(records: Sequence[Record], budgets: Sequence[str], ours: str) -> dict[str, dict[str, dict[str, int]]]:
-    """Count why answers of our layer were wrong, by budget and task."""
+def _failures(
+    records: Sequence[Record], budgets: Sequence[str], ours: Sequence[str]
+) -> dict[str, dict[str, dict[str, int]]]:
+    """Count why answers of our layer, of all its seeds, were wrong, by budget and task."""
     counts: dict[str, dict[str, Counter[str]]] = {budget: defaultdict(Counter) for budget in budgets}
     for record in records:
-        if record.selector == ours and record.budget in counts and record.score is not None and record.score < 1:
+        if record.selector in ours and record.budget in counts and record.score is not None and record.score < 1:
             counts[record.budget][record.task][attribute(record)] += 1
     return {budget: {task: dict(kinds) for task, kinds in by.items()} for budget, by in counts.items()}
 
@@ -252,10 +293,12 @@ def attribute(record: Record) -> str:
 def _percentile(spent: Mapping[tuple[str, str], Mapping[str, Any]], budget: str, ours: str) -> float | None:
     """Share of the comparable selectors that select faster than our layer; plain rules do not count."""
     blind = ("random", "grid", "centre", "oracle", "downsample", "half-and-half")
-    layers = (TRAINED, UNTRAINED)
-    no_peers = {*layers, *(f"{name}{SACCADE}" for name in layers), FULL, "fastv", *blind}
+    no_peers = {TRAINED, UNTRAINED, ours, FULL, "fastv", *blind}
     peers: list[float] = [
-        row["select_ms"] for (name, at), row in spent.items() if at == budget and name not in no_peers
+        row["select_ms"]
+        for (name, at), row in spent.items()
+        # neither our layer in another form, nor a rival once more as a control
+        if at == budget and split_name(name)[0] not in no_peers and not name.endswith(WRONG)
     ]
     own = spent.get((ours, budget), {}).get("select_ms")
     if own is None or not peers:

@@ -7,7 +7,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path, PurePosixPath
@@ -23,12 +23,15 @@ from arr_coc.data.example import Example, MissingPicture
 from arr_coc.drawing.charts import Points, line_chart
 from arr_coc.drawing.frames import lay_frames
 from arr_coc.drawing.origin import name_origin, stamp_figure
+from arr_coc.evaluation.arithmetic import PARTS
 from arr_coc.evaluation.contenders import FULL, find_ours
 from arr_coc.evaluation.metrics import answer_coverage
 from arr_coc.evaluation.records import Record, Store
 from arr_coc.evaluation.report.sections import Section, make_sections, ours_in, write_budget
+from arr_coc.evaluation.report.seed_means import first_seeds
 from arr_coc.evaluation.report.summary import HOLDS, attribute, summarise
 from arr_coc.evaluation.run import DRAWN, read_bits
+from arr_coc.evaluation.seeds import Seeds
 from arr_coc.evaluation.tasks import Task
 from arr_coc.runtime.atomic_files import write_aside
 
@@ -58,17 +61,29 @@ class WrongAnswer:
 
 
 def write_report(
-    store: Store, tasks: Sequence[Task], selectors: Sequence[str], budgets: Sequence[str], about: Mapping[str, Any]
+    store: Store,
+    tasks: Sequence[Task],
+    selectors: Sequence[str],
+    budgets: Sequence[str],
+    about: Mapping[str, Any],
+    seeds: Seeds | None = None,
 ) -> dict[str, Any]:
     """Write the three files next to the records and return the summary; an empty store is refused."""
     names = {task.name for task in tasks}
     records = [record for record in store.records.values() if record.task in names]
-    summary = summarise(records, list(store.times.values()), selectors, budgets)
+    named = {row: [hide_folders(place) for place in places] for row, places in (seeds or {}).items()}
+    times, work = list(store.times.values()), list(store.work.values())
+    summary = summarise(records, times, selectors, budgets, work, named)
     missing = {task: sum(name == task for name, _ in store.missing) for task in sorted(names)}
-    plain = {name: hide_folders(value) if isinstance(value, str) else value for name, value in about.items()}
+    plain = {
+        name: hide_folders(value) if isinstance(value, str) else value
+        for name, value in about.items()
+        if name != "seeds"  # the summary names those that it shows
+    }
     summary |= {"about": plain, "missing": {task: count for task, count in missing.items() if count}}
     write_tables(store.directory, summary, budgets)
-    write_page(store.directory, summary, budgets, find_worst(records, tasks, budgets))
+    drawn = first_seeds(records, selectors, named)
+    write_page(store.directory, summary, budgets, find_worst(drawn, tasks, budgets, ours_in(summary)))
     return summary
 
 
@@ -103,15 +118,22 @@ def hide_folders(text: str) -> str:
 
 
 def draw_charts(summary: Mapping[str, Any], ink: str = "currentColor") -> dict[str, str]:
-    """Charts of accuracy over tokens and over time, as SVG by caption; at their foot, the commit behind the results."""
-    tokens: dict[str, list[tuple[float, float]]] = {}
-    times: dict[str, list[tuple[float, float]]] = {}
-    for row in summary["rows"]:
-        if "accuracy" in row and row["selector"] != FULL:
-            tokens.setdefault(row["selector"], []).append((100 * row["share"], row["accuracy"]))
-            timed = times.setdefault(row["selector"], [])
-            if row["times"]:
-                timed.append((row["times"]["first_token_ms"], row["accuracy"]))
+    """Charts of accuracy over tokens, arithmetic and time, as SVG by caption.
+
+    At their foot is the commit behind the results. What was not measured has no chart.
+    """
+    charted = [row for row in summary["rows"] if "accuracy" in row and row["selector"] != FULL]
+
+    def collect(measure: Callable[[Mapping[str, Any]], float | None]) -> dict[str, list[tuple[float, float]]]:
+        lines: dict[str, list[tuple[float, float]]] = {row["selector"]: [] for row in charted}
+        for row in charted:
+            if (value := measure(row)) is not None:
+                lines[row["selector"]].append((value, row["accuracy"]))
+        return lines
+
+    tokens = collect(lambda row: 100 * row["share"])
+    work = collect(lambda row: None if "encoder_gmacs" not in row else sum(row[f"{part}_gmacs"] for part in PARTS))
+    times = collect(lambda row: row["times"].get("first_token_ms"))
     full = next((row["accuracy"] for row in summary["rows"] if row["selector"] == FULL and "accuracy" in row), None)
     if not tokens:
         return {}
@@ -122,14 +144,21 @@ def draw_charts(summary: Mapping[str, Any], ink: str = "currentColor") -> dict[s
         return line_chart(lines, x_label, "accuracy", ours_in(summary), level, ink, note)
 
     charts = {"Accuracy over tokens": draw(tokens, "visual tokens, % of all")}
+    if any(work.values()):
+        charts["Accuracy over arithmetic"] = draw(work, "multiply-adds to the first token, billions")
     if any(times.values()):
         charts["Accuracy over time"] = draw(times, "time to the first token, ms")
     return charts
 
 
-def find_worst(records: Sequence[Record], tasks: Sequence[Task], budgets: Sequence[str]) -> list[WrongAnswer]:
-    """Questions that our layer got wrong: the largest budget first, then those that most others got right."""
-    ours = find_ours(record.selector for record in records)
+def find_worst(
+    records: Sequence[Record], tasks: Sequence[Task], budgets: Sequence[str], ours: str | None = None
+) -> list[WrongAnswer]:
+    """Questions that our layer got wrong: the largest budget first, then those that most others got right.
+
+    `ours` is the row that the report is about, by default that of [`find_ours`].
+    """
+    ours = ours or find_ours(record.selector for record in records)
     by_question: dict[tuple[str, str, str], dict[str, Record]] = {}
     for record in records:
         by_question.setdefault((record.task, record.budget, record.item), {})[record.selector] = record
@@ -212,6 +241,9 @@ def _facts(summary: Mapping[str, Any]) -> list[str]:
         lines.append(f"Pictures that could not be read and are left out: {gone}.")
     if about.get("command"):
         lines.append(f"Command: `{about['command']}`")
+    for row, places in summary.get("seeds", {}).items():
+        several = f"the mean of {len(places)} seeds, " if len(places) > 1 else ""
+        lines.append(f"`{row}` is {several}{' and '.join(f'`{place}`' for place in places)}.")
     lines.append(f"Made by {name_origin(about)}.")
     told = ("command", "revision", "arr_coc")
     known = [(name, value) for name, value in about.items() if value not in (None, "", []) and name not in told]
