@@ -121,8 +121,9 @@ def test_looks_and_smaller_pictures_count_where_they_happen():
 def test_tokens_that_leave_inside_the_model_count_until_they_do():
     counts = count("qwen3_vl", "fastv", 4)
     layers = count_language(TOKENS, layers=2) + count_language(4, layers=1) + HEAD
-    length = TOKENS + TEXT  # the last token's query, all keys, and their products, once more
-    choice = HIDDEN * WIDTH * (HEADS + length * KEY_HEADS) + HEADS * length * WIDTH
+    # the last token's query, all keys, and their products, once more; then the mean over one token
+    length = TOKENS + TEXT
+    choice = HIDDEN * WIDTH * (HEADS + length * KEY_HEADS) + HEADS * length * WIDTH + HEADS * length
     assert counts["language"] == layers + choice
     assert counts["choosing"] == 0
 

@@ -44,6 +44,7 @@ def query(seed=0, grid=(1, 6, 9), words=5, pictured=True):
         attention_reader=attention,
         key_reader=lambda layer: random_tokens(count, 16, seed + 2)[0],
         deepstack=(random_tokens(count, WIDTH, seed + 3)[0],),
+        attended=attention(0.5),
     )
 
 
@@ -105,7 +106,7 @@ def test_half_precision_goes_in_and_comes_out(selector):
     halved = VisualQuery(
         one.tokens.bfloat16(), one.grid, one.words.bfloat16(), picture=one.picture,
         attention_reader=one.attention_reader, key_reader=lambda layer: one.keys(layer).bfloat16(),
-        deepstack=tuple(level.bfloat16() for level in one.deepstack),
+        deepstack=tuple(level.bfloat16() for level in one.deepstack), attended=one.attended,
     )  # fmt: skip
     first, again = (selector.select([halved], 9)[0] for _ in range(2))
     assert torch.equal(first.indices, again.indices)

@@ -38,8 +38,8 @@ CHAT = ChatTokens(CHAT_START, CHAT_END, (USER,), NEWLINE)
 LARGE = [("text", 3), ("image", (1, 32, 32)), ("text", 5)]  # 256 tokens
 REFUSED = {  # these families encode whole pictures of one size, or have layers without full attention
     "llava": {"crop", "downsample", "downsample-auto", "half-and-half", "pixelprune"},
-    "qwen3_5": {"crop", "fastv"},
-    "qwen3_5_moe": {"crop", "fastv"},
+    "qwen3_5": {"fastv"},
+    "qwen3_5_moe": {"fastv"},
 }
 
 

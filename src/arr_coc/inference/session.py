@@ -37,7 +37,7 @@ from arr_coc.inference.arguments import (
 )
 from arr_coc.prompting.cache import Holding, calling, cut_of, holding_of, mark_cache
 from arr_coc.prompting.encodings import Encodings
-from arr_coc.prompting.glance import Glancing
+from arr_coc.prompting.first_look.glance import Glancing
 from arr_coc.prompting.inside_model import InsideModel, check_decoding, check_inside
 from arr_coc.prompting.layout import Prompt, check_selections
 from arr_coc.prompting.picture_cache import EncodingCache

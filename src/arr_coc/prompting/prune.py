@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from arr_coc.config import Budget
+from arr_coc.config import Budget, cell_count
 from arr_coc.families.family import Encoded, Family, Inputs
+from arr_coc.prompting.first_look.introspection import introspect, pooled_grid
 from arr_coc.prompting.layout import build, check_selections, encode_full, read_prompt
 from arr_coc.prompting.question import Ints
 from arr_coc.prompting.settings import Settings
@@ -36,6 +37,7 @@ class Pruning(Shortening):
         self.encoded: dict[str, Encoded] = {}
         self.selections: list[Selection] = []
         self.chosen: list[Ints] = []
+        self.attended: list[Tensor] = []  # of each picture, if the selector introspects
 
     def read(self) -> None:
         """Find pictures, question and positions."""
@@ -67,7 +69,11 @@ class Pruning(Shortening):
         return self.prompt.counts
 
     def choose(self) -> None:
-        """Ask the selector for one selection per picture."""
+        """Ask the selector for one selection per picture; before it the model itself, if the selector wants that."""
+        if self.selector.introspects:
+            self.attended = introspect(
+                self.family, self.inputs, self.prompt, self.positions, self.encoded, self.settings.chat
+            )
         queries = self._queries()
         self.selector.check(queries)
         self.selections = self._select(queries)
@@ -88,7 +94,8 @@ class Pruning(Shortening):
                 pixels = self.shared.pictures(self.family, self.inputs, kind)
             pictures += [None] * count if pixels is None else pixels
         queries = []
-        for span, picture in zip(self.prompt.spans, pictures, strict=True):
+        attended: Sequence[Tensor | None] = self.attended or [None] * len(pictures)
+        for span, picture, paid in zip(self.prompt.spans, pictures, attended, strict=True):
             encoded = self.encoded[span.kind]
             rows = slice(span.offset, span.offset + len(span.columns))
             features = encoded.features[rows].detach()
@@ -101,6 +108,7 @@ class Pruning(Shortening):
                     attention_reader=None if encoded.reader is None else _read_rows(encoded.reader.attention, rows),
                     key_reader=None if encoded.reader is None else _read_rows(encoded.reader.keys, rows),
                     deepstack=tuple(level[rows].detach() for level in encoded.deepstack),
+                    attended=paid,
                     details=self.settings.details,
                 )
             )
@@ -114,7 +122,19 @@ class Pruning(Shortening):
         )  # fmt: skip
         outputs = [selection.output for selection in self.selections]
         kept = [(span.grid, cells) for span, cells in zip(self.prompt.spans, self.chosen, strict=True)]
-        return Shortened(inputs, outputs, kept, self.prompt.counts, list(map(len, self.chosen)), holding)
+        counts = self.prompt.counts
+        return Shortened(
+            inputs, outputs, kept, counts, list(map(len, self.chosen)), holding, glanced=self._count_glanced()
+        )
+
+    def keep_all(self) -> Shortened:
+        """The full prompt, unchanged; what the model read to choose counts too."""
+        return super().keep_all()._replace(glanced=self._count_glanced())
+
+    def _count_glanced(self) -> list[int] | None:
+        if not self.attended:
+            return None
+        return [cell_count(pooled_grid(span.grid)) for span in self.prompt.spans]
 
 
 class PruningPixels(Shortening):

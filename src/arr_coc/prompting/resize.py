@@ -23,6 +23,7 @@ from arr_coc.selectors.contract import (
     VisualQuery,
 )
 from arr_coc.selectors.rules import FullSelector
+from arr_coc.selectors.smaller_picture import nearest_cells
 
 
 class SmallerPicture(Pruning):
@@ -167,21 +168,3 @@ def select_counts(
                 )
             selections[place] = selection
     return selections
-
-
-def nearest_cells(small: Grid, full: Grid) -> Tensor:
-    """For each cell of a smaller grid, the index `[n]` of the full grid's cell nearest to its middle.
-
-    Example:
-
-    ```python
-    >>> from arr_coc.prompting.resize import nearest_cells
-    >>> nearest_cells((1, 1, 2), (1, 3, 6)).tolist()
-    [7, 10]
-
-    ```
-    """
-    rows = ((torch.arange(small[1]) + 0.5) * full[1] / small[1] - 0.5).round().long()
-    columns = ((torch.arange(small[2]) + 0.5) * full[2] / small[2] - 0.5).round().long()
-    frames = torch.arange(small[0])[:, None, None] * full[1] * full[2]
-    return (frames + rows[:, None] * full[2] + columns).flatten()

@@ -30,6 +30,7 @@ from arr_coc.prompting.settings import Settings
 from arr_coc.prompting.sharing import share_budget
 from arr_coc.prompting.shortening import KeptCells, Shortened, Shortening
 from arr_coc.selectors.contract import Selection, TokenSelector, VisualQuery
+from arr_coc.selectors.registry import selector_name
 
 
 class Saccading(Shortening):
@@ -186,6 +187,11 @@ def _check_support(family: Family, inputs: Inputs, selector: TokenSelector) -> N
     if selector.encoder_layers:
         raise ValueError(
             "this selector reads the encoder on the full picture, which mode 'saccade' never runs; use mode 'prune'"
+        )
+    if selector.introspects:
+        raise ValueError(
+            f"{selector_name(selector)!r} asks the model about tokens of the full picture, which mode 'saccade' never "
+            "encodes; use mode 'prune'"
         )
 
 

@@ -1,6 +1,6 @@
 """Everything that picks tokens: the contract, the registry, simple rules, and one file per paper."""
 
-from arr_coc.selectors import linear, papers, rules, smaller_picture  # noqa: F401  (they register themselves)
+from arr_coc.selectors import linear, own_attention, papers, rules, smaller_picture  # noqa: F401  (they register themselves)
 from arr_coc.selectors.contract import (
     Glance,
     GlanceSelector,

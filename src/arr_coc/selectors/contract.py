@@ -50,6 +50,8 @@ class VisualQuery:
             layer, and their keys, on demand.
         deepstack (`tuple[Tensor, ...]`, *optional*): rows `[N, D]` of the tokens at each DeepStack level, for methods
             that merge tokens.
+        attended (`Tensor` of shape `[N]`, *optional*): attention that the language model itself pays the cells when it
+            is asked the question, for selectors that introspect.
         details (`bool`, *optional*, defaults to `False`): whether the layer's output keeps its texture and the pull of
             each word.
 
@@ -72,6 +74,7 @@ class VisualQuery:
     attention_reader: LayerReader | None = field(default=None, repr=False)
     key_reader: LayerReader | None = field(default=None, repr=False)
     deepstack: tuple[Tensor, ...] = field(default=(), repr=False)
+    attended: Tensor | None = field(default=None, repr=False)
     details: bool = False
 
     def __post_init__(self) -> None:
@@ -91,6 +94,8 @@ class VisualQuery:
         if wrong:
             shape = tuple(self.tokens.shape)
             raise ValueError(f"levels of `deepstack` must have the tokens' shape {shape}, got {wrong[0]}")
+        if self.attended is not None and self.attended.shape != (cell_count(grid),):
+            raise ValueError(f"`attended` must have shape [{cell_count(grid)}], got {tuple(self.attended.shape)}")
         check_cells(cells, grid)
         if isinstance(self.picture, Tensor) and (
             self.picture.ndim != 4 or self.picture.shape[:2] != (grid[0], 3) or 0 in self.picture.shape
@@ -175,17 +180,20 @@ class TokenSelector(Selector):
         encoder_layers: encoder layers whose attention or keys `select` reads; they are recorded while the picture is
             encoded, without a second pass. Negative numbers count from the end; a float is a share of the depth and
             means the nearest layer that attends to the whole picture.
+        introspects: whether `select` reads `VisualQuery.attended`: the language model then reads the prompt once more
+            before, with few pooled tokens, see [`~arr_coc.prompting.first_look.introspection.introspect`].
     """
 
     needs_picture: ClassVar[bool] = True
     ordered: bool = False
     checked: ClassVar[bool] = False
     encoder_layers: tuple[EncoderLayer, ...] = ()
+    introspects: ClassVar[bool] = False
 
     @property
     def can_saccade(self) -> bool:
         """Whether it can choose before the full picture is encoded, as mode `"saccade"` needs."""
-        return not self.encoder_layers
+        return not self.encoder_layers and not self.introspects
 
     def check(self, queries: Sequence[VisualQuery]) -> None:
         """Raise [`InvalidSelectorError`] if the selector does not fit these queries."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from arr_coc.config import Budget, Grid, cell_count
 from arr_coc.selectors.contract import Glance, GlanceSelector, PictureSelector, Reading, TokenSelector
 from arr_coc.selectors.per_picture import count_kept
@@ -37,6 +40,24 @@ def shrink_grid(grid: Grid, tokens: int) -> Grid:
     sizes += [(h, w) for h in heights if 1 <= (w := round(h * columns / rows)) <= per_frame // h]
     h, w = min(sizes, key=difference)
     return frames, h, w
+
+
+def nearest_cells(small: Grid, full: Grid) -> Tensor:
+    """For each cell of a smaller grid, the index `[n]` of the full grid's cell nearest to its middle.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.selectors.smaller_picture import nearest_cells
+    >>> nearest_cells((1, 1, 2), (1, 3, 6)).tolist()
+    [7, 10]
+
+    ```
+    """
+    rows = ((torch.arange(small[1]) + 0.5) * full[1] / small[1] - 0.5).round().long()
+    columns = ((torch.arange(small[2]) + 0.5) * full[2] / small[2] - 0.5).round().long()
+    frames = torch.arange(small[0])[:, None, None] * full[1] * full[2]
+    return (frames + rows[:, None] * full[2] + columns).flatten()
 
 
 @register_selector("downsample")

@@ -21,7 +21,7 @@ from arr_coc.families.language_attention import Asking, attending_layers, readin
 from arr_coc.prompting.layout import Prompt, build, check_selections, read_prompt
 from arr_coc.prompting.prune import Pruning
 from arr_coc.prompting.question import find_chat, find_question
-from arr_coc.prompting.resize import nearest_cells, resize_prompt, restate_prompt
+from arr_coc.prompting.resize import resize_prompt, restate_prompt
 from arr_coc.prompting.settings import Settings
 from arr_coc.prompting.sharing import share_budget
 from arr_coc.prompting.shortening import Shortened, Shortening
@@ -29,6 +29,7 @@ from arr_coc.runtime.tensors import upload
 from arr_coc.selectors.contract import Glance, GlanceSelector, Reading, Selection
 from arr_coc.selectors.registry import selector_name
 from arr_coc.selectors.rules import FullSelector
+from arr_coc.selectors.smaller_picture import nearest_cells
 
 # the arguments of a glance
 _GLANCED = ("input_ids", "attention_mask", "position_ids", "mm_encoder_outputs")

@@ -1,0 +1,201 @@
+"""Introspection: where the model itself looks while it reads a prompt with its pictures pooled to a few tokens.
+
+The language model reads the prompt once with a sixteenth of the visual tokens, each the mean of those it stands for.
+Meanwhile the attention of the prompt's last token and of the question's words is read, not on the pooled tokens but on
+all cells, see [`FinerCells`]: the model says where to look, and the cells' own tokens say exactly where.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from arr_coc.config import Grid, cell_count
+from arr_coc.families.family import Encoded, Family, Inputs
+from arr_coc.families.language_attention import Asking, FinerCells, attending_layers, reading_attention
+from arr_coc.prompting.layout import Prompt, build, choose_columns
+from arr_coc.prompting.question import ChatTokens, Ints, find_chat, find_question
+from arr_coc.runtime.tensors import upload
+from arr_coc.selectors.contract import Selection
+from arr_coc.selectors.smaller_picture import nearest_cells, shrink_grid
+
+# Visual tokens that a pooled picture has: a share of all, but some.
+SHARE, FEWEST, MOST = 1 / 16, 16, 256
+# the arguments of a pass that only reads
+_READ = ("input_ids", "attention_mask", "position_ids", "mm_encoder_outputs")
+
+
+def pooled_grid(grid: Grid) -> Grid:
+    """The grid at which a picture or clip is read to see where the model looks.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.prompting.first_look.introspection import pooled_grid
+    >>> pooled_grid((1, 24, 32)), pooled_grid((1, 94, 126)), pooled_grid((1, 3, 3))
+    ((1, 6, 8), (1, 14, 18), (1, 3, 3))
+
+    ```
+    """
+    fewest = FEWEST * grid[0]
+    return shrink_grid(grid, max(fewest, min(round(SHARE * cell_count(grid)), MOST * grid[0])))
+
+
+@dataclass(frozen=True)
+class _Pooled:
+    """One picture or clip, pooled.
+
+    Args:
+        small (`tuple[int, int, int]`): the grid of the pooled tokens.
+        levels (`tuple[Tensor, ...]`): pooled tokens, and DeepStack levels, `[n, D]` each.
+        cells (`ndarray` of shape `[n]`): the cells of the full grid whose places they take.
+        parents (`Tensor` of shape `[N]`): for each cell, its pooled token.
+        apart (`tuple[Tensor, ...]`): how the cells' tokens, and levels, differ from it, `[N, D]` each.
+    """
+
+    small: Grid
+    levels: tuple[Tensor, ...]
+    cells: Ints
+    parents: Tensor
+    apart: tuple[Tensor, ...]
+
+
+def _pool(levels: Sequence[Tensor], grid: Grid, small: Grid) -> _Pooled:
+    frames, rows, columns = grid
+    pooled = []
+    for level in levels:
+        by_frame = level.view(frames, rows, columns, -1).permute(0, 3, 1, 2)  # [N, D] -> [t, D, h, w]
+        means = F.adaptive_avg_pool2d(by_frame, (small[1], small[2]))
+        pooled.append(means.permute(0, 2, 3, 1).flatten(0, 2))  # [t, D, h', w'] -> [n, D]
+    row = ((torch.arange(rows) + 0.5) * small[1] / rows).long()
+    column = ((torch.arange(columns) + 0.5) * small[2] / columns).long()
+    frame = torch.arange(frames)[:, None, None] * small[1] * small[2]
+    parents = (frame + row[:, None] * small[2] + column).flatten()
+    on_device = upload(parents, levels[0].device)
+    apart = tuple(level - means[on_device] for level, means in zip(levels, pooled, strict=True))
+    return _Pooled(small, tuple(pooled), nearest_cells(small, grid).numpy(), parents, apart)
+
+
+@torch.no_grad()
+def introspect(
+    family: Family,
+    inputs: Inputs,
+    prompt: Prompt,
+    positions: Tensor,
+    encoded: dict[str, Encoded],
+    chat: ChatTokens | None = None,
+) -> list[Tensor]:
+    """Attention `[N]` that the model pays the cells of each picture: mean over layers and heads.
+
+    That of the prompt's last token, plus the mean of the question's words.
+
+    Args:
+        family (`Family`): the opened model.
+        inputs (`Mapping`): the inputs of the call.
+        prompt (`Prompt`), positions (`Tensor` of shape `[P, B, L]`): the full prompt and its positions.
+        encoded (`dict`): for each kind, what was encoded.
+        chat (`ChatTokens`, *optional*): the chat markers; by default those of the model.
+    """
+    layers = attending_layers(family)
+    pictures = []
+    for span in prompt.spans:
+        full, rows = encoded[span.kind], slice(span.offset, span.offset + len(span.columns))
+        levels = [level[rows].detach() for level in (full.features, *full.deepstack)]
+        pictures.append(_pool(levels, span.grid, pooled_grid(span.grid)))
+    chosen = [picture.cells for picture in pictures]
+    selections = [
+        Selection(torch.from_numpy(picture.cells), picture.levels[0], picture.levels[1:]) for picture in pictures
+    ]
+    arguments, _ = build(family, inputs, prompt, positions, encoded, selections, chosen, "prune")
+    short = {name: arguments[name] for name in _READ if name in arguments}
+    source, valid = (part.numpy() for part in choose_columns(prompt, chosen, torch.device("cpu")))
+    device = short["input_ids"].device
+    asking = Asking.of(torch.from_numpy(_find_asking(family, prompt, source, valid, chat)))
+    finer = _find_cells(family, prompt, positions, source, valid, pictures, device)
+    asking, mask = Asking(*(upload(part, device) for part in asking)), upload(torch.from_numpy(valid), device)
+    with reading_attention(layers, asking, mask, finer) as paid:
+        _read(family, short, 1 + layers[-1][0])
+    attention = torch.stack([layer.to(device).mean(dim=1) for layer in paid]).mean(dim=0).sum(dim=1)  # [B, M]
+    found, begins = [], [0] * len(prompt.ids)
+    for span in prompt.spans:
+        begin, count = begins[span.row], len(span.columns)
+        found.append(attention[span.row, begin : begin + count])
+        begins[span.row] += count
+    return found
+
+
+def _find_asking(family: Family, prompt: Prompt, source: Ints, valid: Any, chat: ChatTokens | None) -> Any:
+    """Masks `[B, 2, L']` of the last token before an answer, and of the question's words, in the shorter prompt."""
+    visual = np.isin(prompt.ids, [family.token_id(kind) for kind in family.kinds])
+    chat = chat or find_chat(family)
+    words = find_question(prompt.ids, prompt.mask, visual, family.special_ids(), chat, prompt.labels)  # [B, L]
+    told = prompt.mask.copy()
+    if prompt.labels is not None:
+        learned = prompt.mask & (prompt.labels != -100)
+        # an answer begins at its first label; a prompt that is labelled from its beginning has no other end
+        before = np.cumsum(learned, axis=1) == 0
+        told &= before | ~before.any(axis=1, keepdims=True)
+    last = np.zeros_like(told)
+    last[np.arange(len(told)), told.shape[1] - 1 - told[:, ::-1].argmax(axis=1)] = True
+    return np.stack([np.take_along_axis(group, source, axis=1) & valid for group in (last, words)], axis=1)
+
+
+def _find_cells(
+    family: Family,
+    prompt: Prompt,
+    positions: Tensor,
+    source: Ints,
+    valid: Any,
+    pictures: Sequence[_Pooled],
+    device: torch.device,
+) -> FinerCells:
+    """All cells of all pictures, with the columns of their pooled tokens in the shorter prompt."""
+    batch, length = source.shape
+    by_row: list[list[Ints]] = [[] for _ in range(batch)]
+    rows, parents, placed, pooled, offset = [], [], [], np.zeros((batch, length), dtype=bool), 0
+    for span, picture in zip(prompt.spans, pictures, strict=True):
+        count = len(span.columns)
+        where = np.full(prompt.ids.shape[1], -1)
+        where[source[span.row][valid[span.row]]] = valid[span.row].nonzero()[0]
+        columns = where[span.columns[picture.cells]]  # of the pooled tokens
+        pooled[span.row, columns] = True
+        parents.append(columns[picture.parents.numpy()])
+        rows.append(np.full(count, span.row))
+        placed.append(positions[:, span.row, torch.from_numpy(span.columns)])  # [P, N]
+        by_row[span.row].append(np.arange(offset, offset + count))
+        offset += count
+    numbers = [np.concatenate(own) if own else np.zeros(0, dtype=np.int64) for own in by_row]
+    most = max(map(len, numbers))
+    shown = np.arange(most) < np.array(list(map(len, numbers)))[:, None]
+    places = np.stack([np.pad(own, (0, most - len(own))) for own in numbers])
+    host = torch.from_numpy(np.stack([np.concatenate(rows), np.concatenate(parents)]))
+    row_of, parent_of = upload(host, device)
+    apart = tuple(torch.cat(level) for level in zip(*(picture.apart for picture in pictures), strict=True))
+    at = upload(torch.cat(placed, dim=1)[:, None], device)  # [P, 1, S]
+    turned = family.inner.language_model.rotary_emb(apart[0][None], at if len(at) > 1 else at[0])
+    return FinerCells(
+        row_of, parent_of, apart, turned, upload(torch.from_numpy(places), device),
+        upload(torch.from_numpy(shown), device), upload(torch.from_numpy(pooled), device),
+    )  # fmt: skip
+
+
+def _read(family: Family, arguments: dict[str, Any], depth: int) -> None:
+    """Run the model without its head, through so many layers."""
+    inner: Any = family.inner
+    language = inner.language_model
+    if depth == len(language.layers):
+        inner(**arguments, use_cache=False)
+        return
+    # shallow copies share every weight and leave the model untouched
+    short = copy.copy(language)
+    short._modules = {**language._modules, "layers": language.layers[:depth], "norm": nn.Identity()}
+    whole = copy.copy(inner)
+    whole._modules = {**inner._modules, "language_model": short}
+    type(inner).forward(whole, **arguments, use_cache=False)

@@ -1,0 +1,236 @@
+"""Introspection: what the model itself pays the cells of a picture that it reads pooled."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from simple_selector import GREEDY, TOLERANCE, state_of
+from tiny_models import (
+    CLIP,
+    FAMILIES,
+    IMAGE_PROMPT,
+    MIXED,
+    QWEN,
+    RELATIVES,
+    SMALL,
+    TEXT,
+    TWO_IMAGES,
+    inputs_for,
+    tiny_model,
+)
+
+from arr_coc import ARRCOCQwen, VisualQuery, attach, create_selector, prepare
+from arr_coc.data.worlds import make_example, split_seed
+from arr_coc.families.family import open_family
+from arr_coc.families.language_attention import Asking, FinerCells, attending_layers, reading_attention
+from arr_coc.prompting.first_look import introspection
+from arr_coc.prompting.first_look.introspection import introspect, pooled_grid
+from arr_coc.prompting.layout import encode_full, read_prompt
+from arr_coc.prompting.prune import Pruning
+from arr_coc.prompting.settings import Settings
+from arr_coc.selectors.contract import InvalidSelectorError
+
+LARGE = [("text", 3), ("image", (1, 32, 24)), ("text", 5)]  # 192 tokens
+
+
+def steps_of(family, data, model=None):
+    """The steps of mode `prune` up to the choice."""
+    steps = Pruning(
+        open_family(model or tiny_model(family)), data, Settings(on_error="raise"), create_selector("own-attention")
+    )
+    steps.read()
+    steps.encode()
+    return steps
+
+
+def attended(family, *specs, model=None):
+    steps = steps_of(family, inputs_for(family, *specs), model)
+    found = introspect(steps.family, steps.inputs, steps.prompt, steps.positions, steps.encoded)
+    return found, steps.prompt.spans
+
+
+def eager(family, data):
+    """What the last token, and the mean of the words, pay all tokens in the model's own eager attention `[B, L]`."""
+    model = tiny_model(family, "eager")
+    steps = steps_of(family, data)
+    with torch.no_grad():
+        inputs = encode_full(open_family(model), data, steps.prompt)
+        layers = [layer for layer in model(**inputs, output_attentions=True).attentions if layer is not None]
+    paid = torch.stack(layers).mean(dim=(0, 2))  # [layers, B, heads, L, L] -> [B, L, L]
+    asked = [np.isin(steps.prompt.ids[row], ids.cpu().numpy()).nonzero()[0] for row, ids in enumerate(steps.question)]
+    visual = [span.columns[-1] for span in steps.prompt.spans]
+    return torch.stack(
+        [
+            own[-1] + own[[column for column in columns if column > max(visual, default=0)]].mean(dim=0)
+            for own, columns in zip(paid, asked, strict=True)
+        ]
+    )
+
+
+@pytest.fixture
+def nothing_pooled(monkeypatch):
+    monkeypatch.setattr(introspection, "SHARE", 1.0)
+    monkeypatch.setattr(introspection, "MOST", 4096)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *RELATIVES])
+@pytest.mark.usefixtures("nothing_pooled")
+def test_without_pooling_it_is_the_attention_of_the_whole_prompt(family):
+    data = inputs_for(family, IMAGE_PROMPT)
+    [found], [span] = attended(family, IMAGE_PROMPT)
+    torch.testing.assert_close(found, eager(family, data)[0, torch.from_numpy(span.columns)], atol=2e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", QWEN)
+def test_pooled_it_is_near_that_and_far_from_another_prompt(family):
+    [found], [span] = attended(family, LARGE)
+    assert 12 <= np.prod(pooled_grid(span.grid)) <= 16
+    assert len(found) == 192
+    assert bool((found > 0).all())
+    assert float(found.sum()) < 2  # two groups, and text takes its share
+    whole = eager(family, inputs_for(family, LARGE))[0, torch.from_numpy(span.columns)]
+
+    def alike(other):
+        return float(torch.corrcoef(torch.stack([found, other]))[0, 1])
+
+    assert alike(whole) > 0.5 > abs(alike(whole.flip(0)))
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *RELATIVES])
+def test_rows_of_a_batch_and_several_pictures_are_as_alone(family):
+    specs = [TWO_IMAGES, SMALL, TEXT]
+    together, spans = attended(family, *specs)
+    assert [span.row for span in spans] == [0, 0, 1]
+    data = [inputs_for(family, spec, seed=row) for row, spec in enumerate(specs)]
+    alone = []
+    for inputs in data[:2]:
+        steps = steps_of(family, inputs)
+        alone += introspect(steps.family, steps.inputs, steps.prompt, steps.positions, steps.encoded)
+    for one, other in zip(together, alone, strict=True):
+        torch.testing.assert_close(one, other, **TOLERANCE)
+
+
+@pytest.mark.parametrize("family", QWEN)
+@torch.no_grad()
+def test_clips_and_mixed_prompts(family):
+    model = tiny_model(family)
+    for spec in (CLIP, MIXED):
+        found, spans = attended(family, spec, model=model)
+        assert [len(each) for each in found] == [len(span.columns) for span in spans]
+        short = prepare(model, inputs_for(family, spec), create_selector("own-attention"), budget=6, on_error="raise")
+        assert model(**short).logits.isfinite().all()
+
+
+@torch.no_grad()
+def test_a_cell_is_known_by_what_sets_it_apart():
+    """States of cells are those of their pooled token plus the difference, in the first layer exactly."""
+    steps = steps_of("qwen3_vl", inputs_for("qwen3_vl", LARGE))
+    family = steps.family
+    seen: dict[str, FinerCells] = {}
+    plain = introspection._find_cells
+
+    def remember(*arguments):
+        seen["cells"] = plain(*arguments)
+        return seen["cells"]
+
+    introspection._find_cells = remember
+    inputs: dict[str, torch.Tensor] = {}
+    handle = family.inner.language_model.layers[0].register_forward_pre_hook(
+        lambda module, args, kwargs: inputs.update(hidden=args[0] if args else kwargs["hidden_states"]),
+        with_kwargs=True,
+    )
+    try:
+        introspect(family, steps.inputs, steps.prompt, steps.positions, steps.encoded)
+    finally:
+        introspection._find_cells = plain
+        handle.remove()
+    features = steps.encoded["image"].features
+    torch.testing.assert_close(seen["cells"].states(inputs["hidden"], 0)[0], features, atol=1e-5, rtol=1e-5)
+    level = steps.encoded["image"].deepstack[0]
+    pooled = level - seen["cells"].apart[1]  # what the first DeepStack level adds to each pooled token
+    after = inputs["hidden"].clone()
+    after[0, seen["cells"].parents] += pooled
+    torch.testing.assert_close(seen["cells"].states(after, 1)[0], features + level, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", QWEN)
+@torch.no_grad()
+def test_the_selector_keeps_the_cells_with_most_attention(family):
+    model, data = tiny_model(family), inputs_for(family, LARGE)
+    before = state_of(model)
+    with attach(model, create_selector("own-attention"), budget=20, on_error="raise") as run:
+        model.generate(**data, **GREEDY)
+    [(_, cells)] = run.kept
+    [found], _ = attended(family, LARGE)
+    assert cells.tolist() == found.topk(20).indices.sort().values.tolist()
+    assert state_of(model) == before
+    another = {**data, "input_ids": data["input_ids"].clone()}
+    another["input_ids"][0, -5:-1] = torch.tensor([20, 30, 40, 50])
+    with attach(model, create_selector("own-attention"), budget=20, on_error="raise") as run:
+        model.generate(**another, **GREEDY)
+    assert run.kept[0][1].tolist() != cells.tolist()
+
+
+@torch.no_grad()
+def test_an_answer_that_is_learned_is_not_read():
+    model, data = tiny_model("qwen3_vl"), inputs_for("qwen3_vl", LARGE)
+    labels = torch.full_like(data["input_ids"], -100)
+    labels[0, -2:] = data["input_ids"][0, -2:]
+    found = []
+    for last in ([20, 21], [90, 91]):
+        ids = data["input_ids"].clone()
+        ids[0, -2:] = torch.tensor(last)
+        own = labels.clone()
+        own[0, -2:] = torch.tensor(last)
+        steps = steps_of("qwen3_vl", {**data, "input_ids": ids, "labels": own}, model)
+        found += introspect(steps.family, steps.inputs, steps.prompt, steps.positions, steps.encoded)
+    torch.testing.assert_close(*found, **TOLERANCE)
+    steps = steps_of("qwen3_vl", {**data, "input_ids": ids}, model)  # without labels these are words
+    [read] = introspect(steps.family, steps.inputs, steps.prompt, steps.positions, steps.encoded)
+    assert not torch.allclose(read, found[1], atol=1e-4)
+
+
+def test_where_it_cannot_be_is_said_in_one_line():
+    model, data = tiny_model("qwen2_vl"), inputs_for("qwen2_vl", LARGE)
+    with pytest.raises(ValueError, match="'own-attention' asks the model about tokens of the full picture"):
+        prepare(model, data, create_selector("own-attention"), mode="saccade", on_error="raise")
+    query = VisualQuery(torch.zeros(4, 8), (1, 2, 2), torch.zeros(1, 8))
+    with pytest.raises(InvalidSelectorError, match=r"'own-attention' needs `VisualQuery.attended`"):
+        create_selector("own-attention").select([query], 2)
+    with pytest.raises(ValueError, match=r"`attended` must have shape \[4\], got \(3,\)"):
+        replace(query, attended=torch.zeros(3))
+    model.config.text_config.layer_types = ["full_attention", "sliding_attention", "full_attention"]
+    with pytest.raises(ValueError, match="layers of sliding_attention"):
+        prepare(model, data, create_selector("own-attention"), on_error="raise")
+
+
+@torch.no_grad()
+def test_layers_can_be_read_without_those_behind_them():
+    model = tiny_model("qwen3_vl")
+    steps = steps_of("qwen3_vl", inputs_for("qwen3_vl", SMALL), model)
+    inputs = encode_full(steps.family, steps.inputs, read_prompt(steps.family, steps.inputs))
+    asking = Asking.alone(torch.tensor([inputs["input_ids"].shape[1] - 1]))
+    mask = inputs["attention_mask"].bool()
+    paid = []
+    for depth in (1, 3):
+        with reading_attention(attending_layers(steps.family)[:1], asking, mask) as read:
+            introspection._read(steps.family, inputs, depth)
+        paid += read
+    assert len(paid) == 2
+    assert torch.equal(*paid)
+    assert len(model.model.language_model.layers) == 3
+
+
+@pytest.mark.slow
+def test_without_training_the_embedded_model_answers_from_few_tokens():
+    """Test seeds; with an eighth of the tokens it is far above a blind rule, and as good as with all of them."""
+    vlm = ARRCOCQwen.from_pretrained()
+    items = [make_example("scenes", split_seed("test", seed), None, (384, 384)) for seed in range(24)]
+    right = {}
+    for name in ("own-attention", "grid", "full"):
+        seen = ARRCOCQwen(vlm.model, vlm.processor, create_selector(name))
+        answers = [seen.answer(item.open(), item.question, budget=0.125).text for item in items]
+        right[name] = sum(answer in item.answers for answer, item in zip(answers, items, strict=True))
+    assert right["own-attention"] >= right["full"] - 2
+    assert right["own-attention"] >= right["grid"] + 8
