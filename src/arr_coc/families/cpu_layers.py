@@ -1,8 +1,8 @@
 """Layers of the embedded model that use oneDNN on a CPU.
 
-torch computes products of float32 with MKL, which on CPUs of other makers than its own uses half of their width. oneDNN,
-which torch contains too, uses all of it. Where it does not apply (gradients, other devices and types, autocast, compiled
-code) these layers run as those they replace. Weights keep their place and their names.
+torch computes products of float32 with MKL, which on CPUs of other makers than its own uses half of their width.
+oneDNN, which torch contains too, uses all of it. Where that does not apply (gradients, other devices and types,
+autocast, compiled code) these layers run as those they replace. Weights keep their places and names.
 """
 
 from __future__ import annotations
@@ -24,18 +24,16 @@ MOST_SCORES = 2**19
 
 
 def can_multiply(values: Tensor, *weights: Tensor | None) -> bool:
-    """Whether oneDNN can compute products of these tensors, and is made for this CPU."""
-    tensors = [values, *(weight for weight in weights if weight is not None)]
+    """Whether oneDNN can compute products of these tensors, is made for this CPU, and pays off."""
     return (
-        all(tensor.is_cpu and tensor.dtype == torch.float32 for tensor in tensors)
-        and values.numel() >= FEW_ROWS * values.shape[-1]
+        values.numel() >= FEW_ROWS * values.shape[-1]
+        and all(part is None or (part.is_cpu and part.dtype == torch.float32) for part in (values, *weights))
         and not torch.is_grad_enabled()
-        and torch.backends.mkldnn.is_available()
-        and torch.backends.mkldnn.enabled
-        and torch.backends.cpu.get_cpu_capability().startswith("AVX")
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        and bool(torch.backends.mkldnn.enabled)
+        and torch.backends.cpu.get_cpu_capability().startswith("AVX")
     )
 
 
@@ -65,19 +63,20 @@ class CPUVisionMLP(Qwen3VLVisionMLP):
     def forward(self, hidden_state: Tensor) -> Tensor:
         """Hidden states `[n, D]`."""
         first = self.linear_fc1
-        # neither a layer of PEFT, which adds to it, nor one that hooks watch
-        bare = type(first) is CPULinear and not first._forward_hooks and not first._forward_pre_hooks
-        if not bare or type(self.act_fn) is not GELUTanh or not can_multiply(hidden_state, first.weight, first.bias):
-            return super().forward(hidden_state)
-        activated = multiply(hidden_state, first.weight, first.bias, "gelu", "tanh")
-        hidden: Tensor = self.linear_fc2(activated)
+        # neither a layer of PEFT, which adds to it, nor one that somebody watches
+        alone = type(first) is CPULinear and not first._forward_hooks and not first._forward_pre_hooks
+        usual = alone and type(self.act_fn) is GELUTanh
+        if not usual or not can_multiply(hidden_state, first.weight, first.bias):
+            old: Tensor = super().forward(hidden_state)  # type: ignore[no-untyped-call]
+            return old
+        hidden: Tensor = self.linear_fc2(multiply(hidden_state, first.weight, first.bias, "gelu", "tanh"))
         return hidden
 
 
 class CPUVisionAttention(Qwen3VLVisionAttention):
     """Attention of the encoder: products of a head's queries, some at a time, with all of its keys."""
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         hidden_states: Tensor,
         cu_seqlens: Tensor,
@@ -85,12 +84,13 @@ class CPUVisionAttention(Qwen3VLVisionAttention):
         **kwargs: Any,
     ) -> Tensor:
         """Hidden states `[n, D]`, each of which attends to those of its picture."""
-        plain = position_embeddings is not None and self.config._attn_implementation == "sdpa"
-        if not plain or not can_multiply(hidden_states):
+        usual = self.config._attn_implementation == "sdpa" and can_multiply(hidden_states)
+        if position_embeddings is None or not usual:
             old: Tensor = super().forward(hidden_states, cu_seqlens, position_embeddings=position_embeddings, **kwargs)
             return old
         projected = self.qkv(hidden_states).view(len(hidden_states), 3, self.num_heads, -1)  # [n, 3, heads, d]
-        queries, keys = rotate(projected[:, :2], *position_embeddings).unbind(dim=1)
+        angles = [part[:, None, None] for part in position_embeddings]  # [n, 1, 1, d]
+        queries, keys = rotate(projected[:, :2], *angles).unbind(dim=1)
         lengths = cu_seqlens.diff().tolist()
         pictures = zip(*(part.split(lengths) for part in (queries * self.scaling, keys, projected[:, 2])), strict=True)
         attended = torch.cat([attend(*picture) for picture in pictures])  # [n, heads, d]
@@ -99,9 +99,8 @@ class CPUVisionAttention(Qwen3VLVisionAttention):
 
 
 def rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotary position embedding of queries and keys `[n, 2, heads, d]`, given cosines and sines `[n, d]`."""
+    """Rotary position embedding of the last dimension."""
     half = heads.shape[-1] // 2
-    cosines, sines = cosines[:, None, None], sines[:, None, None]  # [n, 1, 1, d]
     rotated = heads * cosines
     rotated[..., :half].addcmul_(heads[..., half:], sines[..., :half], value=-1)
     rotated[..., half:].addcmul_(heads[..., :half], sines[..., half:])
@@ -112,8 +111,8 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Attention of one picture, all `[n, heads, d]`; queries are scaled."""
     count, heads, _ = queries.shape
     if count < FEW_PATCHES:
-        by_head = [part.transpose(0, 1) for part in (queries, keys, values)]  # [heads, n, d]
-        return F.scaled_dot_product_attention(*by_head, scale=1.0).transpose(0, 1)
+        queries, keys, values = (part.transpose(0, 1) for part in (queries, keys, values))  # [heads, n, d]
+        return F.scaled_dot_product_attention(queries, keys, values, scale=1.0).transpose(0, 1)
     queries, keys = queries.transpose(0, 1).contiguous(), keys.transpose(0, 1).contiguous()  # [heads, n, d]
     values = values.permute(1, 2, 0).contiguous()  # [heads, d, n]
     attended = values.new_empty(count, heads, values.shape[1])
