@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from arr_coc.families.cpu_layers import project
+
 GROUPED, WINDOWS = "arr_coc_grouped", "arr_coc_windows"
 
 
@@ -82,7 +84,7 @@ class PatchProjection(nn.Conv3d):
 
     def forward(self, patches: Tensor) -> Tensor:
         """Project patches `[n, C, T, P, P]` to `[n, D, 1, 1, 1]`; each is as large as the kernel."""
-        return F.linear(patches.flatten(1), self.weight.flatten(1), self.bias)[:, :, None, None, None]
+        return project(patches.flatten(1), self.weight.flatten(1), self.bias)[:, :, None, None, None]
 
 
 def lean_encoder(visual: Any) -> Any:

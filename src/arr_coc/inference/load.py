@@ -21,6 +21,7 @@ from transformers.utils.import_utils import is_torchvision_available
 from transformers.video_processing_utils import VideoProcessorMixin
 
 from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, EMBEDDED_SELECTOR, TRAINED, UNTRAINED, ARRCOCConfig
+from arr_coc.families.cpu_layers import use_cpu_layers
 from arr_coc.families.family import family_class
 from arr_coc.families.leaner_layers import PatchProjection
 from arr_coc.inference.clips import Qwen2VLClips, Qwen3VLClips
@@ -163,6 +164,7 @@ def load_model(directory_or_id: str | Path, **kwargs: Any) -> nn.Module:
     _check_report(directory_or_id, report)
     if _is_embedded(directory_or_id):  # nobody else's model is changed
         model.model.visual.patch_embed.proj.__class__ = PatchProjection  # the same weights under the same names
+        use_cpu_layers(model)
     opened: nn.Module = model.eval()
     return opened
 
