@@ -14,7 +14,7 @@ from transformers import AutoModelForImageTextToText
 
 from arr_coc import ARRCOCQwen
 from arr_coc.config import EMBEDDED_MODEL
-from arr_coc.families.leaner_layers import PatchProjection
+from arr_coc.families.faster.leaner_layers import PatchProjection
 from arr_coc.inference.load import load_adapter, load_model
 
 pytestmark = pytest.mark.slow

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from transformers import AutoModelForImageTextToText
 
 from arr_coc.config import EMBEDDED_MODEL
-from arr_coc.families import cpu_layers
-from arr_coc.families.cpu_layers import CPULinear, attend, can_multiply
+from arr_coc.families.faster import cpu_layers
+from arr_coc.families.faster.cpu_layers import CPULinear, attend, can_multiply
 from arr_coc.inference.load import load_model
 
 SIZES = ((1, 8, 10), (1, 28, 28))  # patches: attention in one call, and in parts that do not fill the last one

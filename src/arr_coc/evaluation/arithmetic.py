@@ -7,6 +7,7 @@ CUDA graphs step aside while operations are counted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -50,6 +51,11 @@ def attention_operations(query: Any, key: Any, value: Any, *rest: Any, out_shape
     return int(2 * batch * heads * asked * key[2] * (width + value[3]))
 
 
+def _linear_operations(values: Any, weight: Any, *rest: Any, out_shape: Any = None, **options: Any) -> int:
+    """Of values `[*, F]`, each multiplied with the matrix `[O, F]`."""
+    return int(2 * math.prod(values) * weight[0])
+
+
 def _grouped_operations(rows: Any, experts: Any, *rest: Any, out_shape: Any = None, **options: Any) -> int:
     """Of rows `[n, D]`, each multiplied with the matrix `[D, F]` of its expert."""
     return int(2 * rows[0] * rows[1] * experts[-1])
@@ -59,6 +65,7 @@ def _grouped_operations(rows: Any, experts: Any, *rest: Any, out_shape: Any = No
 def counting() -> Iterator[FlopCounterMode]:
     """Inside `with`, a counter sees all operations of this thread, two for each multiply-add."""
     known: dict[Any, Callable[..., int]] = dict.fromkeys(_ATTENTION, attention_operations)
+    known[torch.ops.mkldnn._linear_pointwise] = _linear_operations  # of the embedded model's encoder on a CPU
     if hasattr(torch.ops.aten, "_grouped_mm"):  # which not every supported version of torch has
         known[torch.ops.aten._grouped_mm] = _grouped_operations
     with FlopCounterMode(display=False, custom_mapping=known) as counter:

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModelOutputWithPast
 
-from arr_coc.families.leaner_layers import GROUPED, lean_layer, with_fused_norms
+from arr_coc.families.faster.leaner_layers import GROUPED, lean_layer, with_fused_norms
 from arr_coc.families.recordable import State
 from arr_coc.families.room import Room
 from arr_coc.runtime.cuda_graphs import may_replay

@@ -10,7 +10,7 @@ from transformers.vision_utils import get_vision_window_index
 
 from arr_coc.config import Grid
 from arr_coc.families.family import Inputs, register_family
-from arr_coc.families.leaner_layers import WINDOWS, lean_encoder, with_attention, with_fused_norms
+from arr_coc.families.faster.leaner_layers import WINDOWS, lean_encoder, with_attention, with_fused_norms
 from arr_coc.families.qwen2_vl import Qwen2VL
 
 

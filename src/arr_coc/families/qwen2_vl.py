@@ -17,7 +17,7 @@ from arr_coc.config import CellBox, Grid
 from arr_coc.families.encoder_attention import LayerInput
 from arr_coc.families.encoder_graph import call_encoder
 from arr_coc.families.family import Encoded, Family, Inputs, read_levels, register_family
-from arr_coc.families.leaner_layers import lean_encoder
+from arr_coc.families.faster.leaner_layers import lean_encoder
 from arr_coc.pixels.patches import CLIP_MEAN, CLIP_STD, patches_from_picture, picture_from_patches
 from arr_coc.runtime.tensors import constant
 

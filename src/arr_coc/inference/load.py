@@ -21,9 +21,9 @@ from transformers.utils.import_utils import is_torchvision_available
 from transformers.video_processing_utils import VideoProcessorMixin
 
 from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, EMBEDDED_SELECTOR, TRAINED, UNTRAINED, ARRCOCConfig
-from arr_coc.families.cpu_layers import use_cpu_layers
 from arr_coc.families.family import family_class
-from arr_coc.families.leaner_layers import PatchProjection
+from arr_coc.families.faster.cpu_layers import use_cpu_layers
+from arr_coc.families.faster.leaner_layers import PatchProjection
 from arr_coc.inference.clips import Qwen2VLClips, Qwen3VLClips
 from arr_coc.realizing import ARRCOCLayer
 from arr_coc.runtime.hub import CONFIG_NAME, UnreachableError, find_file

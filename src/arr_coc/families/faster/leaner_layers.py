@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from arr_coc.families.cpu_layers import project
+from arr_coc.families.faster.cpu_layers import project
 
 GROUPED, WINDOWS = "arr_coc_grouped", "arr_coc_windows"
 
