@@ -9,6 +9,7 @@ from simple_selector import GREEDY, TOLERANCE, state_of
 from tiny_models import (
     CLIP,
     FAMILIES,
+    IMAGE,
     IMAGE_PROMPT,
     MIXED,
     QWEN,
@@ -20,7 +21,7 @@ from tiny_models import (
     tiny_model,
 )
 
-from arr_coc import ARRCOCQwen, VisualQuery, attach, create_selector, prepare
+from arr_coc import ARRCOCQwen, Gaze, VisualQuery, attach, create_selector, prepare
 from arr_coc.data.worlds import make_example, split_seed
 from arr_coc.families.family import open_family
 from arr_coc.families.language_attention import Asking, FinerCells, attending_layers, reading_attention
@@ -172,6 +173,66 @@ def test_the_selector_keeps_the_cells_with_most_attention(family):
     assert run.kept[0][1].tolist() != cells.tolist()
 
 
+HUGE = [("text", 4), ("image", (1, 64, 48)), ("text", 6)]  # 768 tokens: its gestalt has fewer
+
+
+@pytest.mark.parametrize("family", QWEN)
+@torch.no_grad()
+def test_saccades_go_where_the_gestalt_is_attended(family):
+    model, data = tiny_model(family), inputs_for(family, HUGE)
+    queries: list[VisualQuery] = []
+
+    class Watching(type(create_selector("own-attention"))):
+        def select(self, asked, budget=None):
+            queries.extend(asked)
+            return super().select(asked, budget)
+
+    selector, seen = Watching(), []
+    gaze = {"mode": "saccade", "budget": 300, "on_error": "raise", "gaze": Gaze(overlap="keep")}
+    language = model.model.language_model
+    handle = language.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs["inputs_embeds"].shape[1]), with_kwargs=True
+    )
+    with attach(model, selector, **gaze) as run:
+        model(**data)
+    handle.remove()
+    [query], [(grid, cells)] = queries, run.kept
+    assert query.attended.shape == (np.prod(query.cells),)
+    assert len(seen) == 2
+    assert seen[1] - seen[0] == len(cells)  # first the gestalt alone, then what was looked at, too
+    # what is looked at first is what the gestalt was attended at
+    side = max(1, round(grid[1] / query.cells[1]))
+    best = int(query.attended.argmax())
+    top, left = best // query.cells[2] * side, best % query.cells[2] * side
+    assert top * grid[2] + left in cells.tolist()
+    # the same by eager attention
+    eager_model = tiny_model(family, "eager")
+    arguments: list[dict] = []
+    handle = eager_model.model.register_forward_pre_hook(
+        lambda module, args, kwargs: arguments.append(dict(kwargs)), with_kwargs=True
+    )
+    prepare(eager_model, data, selector, **gaze)
+    handle.remove()
+    layers = eager_model(**{**arguments[0], "use_cache": False}, output_attentions=True).attentions
+    paid = torch.stack(layers).mean(dim=(0, 2))[0]  # [L', L']
+    visual = (arguments[0]["input_ids"][0] == IMAGE).nonzero()[:, 0]
+    assert len(visual) == len(query.tokens)
+    both = (paid[-1] + paid[int(visual[-1]) + 2 :].mean(dim=0))[visual]  # the marker after a picture is no word
+    fine = torch.nn.functional.interpolate(both.view(1, 1, *query.grid[1:]), query.cells[1:], mode="bilinear")
+    torch.testing.assert_close(query.attended, fine.flatten(), atol=2e-5, rtol=1e-3)
+
+
+@torch.no_grad()
+def test_a_gestalt_that_is_compressed_is_attended_too():
+    model, data = tiny_model("qwen3_vl"), inputs_for("qwen3_vl", HUGE)
+    for compress in ("pool", "merge"):
+        gaze = Gaze(gestalt=48, compress=compress)
+        short = prepare(
+            model, data, create_selector("own-attention"), mode="saccade", budget=100, gaze=gaze, on_error="raise"
+        )
+        assert model(**short).logits.isfinite().all()
+
+
 @torch.no_grad()
 def test_an_answer_that_is_learned_is_not_read():
     model, data = tiny_model("qwen3_vl"), inputs_for("qwen3_vl", LARGE)
@@ -193,8 +254,6 @@ def test_an_answer_that_is_learned_is_not_read():
 
 def test_where_it_cannot_be_is_said_in_one_line():
     model, data = tiny_model("qwen2_vl"), inputs_for("qwen2_vl", LARGE)
-    with pytest.raises(ValueError, match="'own-attention' asks the model about tokens of the full picture"):
-        prepare(model, data, create_selector("own-attention"), mode="saccade", on_error="raise")
     query = VisualQuery(torch.zeros(4, 8), (1, 2, 2), torch.zeros(1, 8))
     with pytest.raises(InvalidSelectorError, match=r"'own-attention' needs `VisualQuery.attended`"):
         create_selector("own-attention").select([query], 2)
@@ -215,7 +274,7 @@ def test_layers_can_be_read_without_those_behind_them():
     paid = []
     for depth in (1, 3):
         with reading_attention(attending_layers(steps.family)[:1], asking, mask) as read:
-            introspection._read(steps.family, inputs, depth)
+            introspection.run_layers(steps.family, inputs, depth)
         paid += read
     assert len(paid) == 2
     assert torch.equal(*paid)

@@ -26,8 +26,9 @@ from arr_coc import (
 from arr_coc.config import cell_count
 from arr_coc.families.family import open_family
 from arr_coc.prompting.layout import read_prompt
+from arr_coc.prompting.resize import resize_prompt
 from arr_coc.selectors import GlanceSelector, PixelSelector
-from arr_coc.selectors.smaller_picture import nearest_cells, resize_prompt, shrink_grid
+from arr_coc.selectors.smaller_picture import nearest_cells, shrink_grid
 
 
 def kept_by_oracle(boxes, budget, grid=(1, 6, 8)):

@@ -24,13 +24,13 @@ from arr_coc.gaze.source import NativeSource, PictureSource, ProcessedSource
 from arr_coc.pixels.mipmaps import Mipmaps
 from arr_coc.prompting.cache import Beginning
 from arr_coc.prompting.encodings import Encodings, encode_cells
+from arr_coc.prompting.first_look.introspection import introspect_gestalts
 from arr_coc.prompting.layout import Gazed, Prompt, build, read_prompt
 from arr_coc.prompting.resize import restate_prompt, select_counts
 from arr_coc.prompting.settings import Settings
 from arr_coc.prompting.sharing import share_budget
 from arr_coc.prompting.shortening import KeptCells, Shortened, Shortening
 from arr_coc.selectors.contract import Selection, TokenSelector, VisualQuery
-from arr_coc.selectors.registry import selector_name
 
 
 class Saccading(Shortening):
@@ -46,6 +46,7 @@ class Saccading(Shortening):
     def __init__(self, family: Family, inputs: Inputs, settings: Settings, selector: TokenSelector) -> None:
         super().__init__(family, inputs, settings)
         self.selector, self.gaze = selector, settings.gaze or Gaze()
+        self.attended: list[Tensor] = []  # of each picture's windows, if the selector introspects
         self.compressor: ConvCompressor | None = getattr(selector, "compressor", None)
         _check_support(family, inputs, selector)
         if self.gaze.compress == "conv" and self.compressor is None:
@@ -94,10 +95,18 @@ class Saccading(Shortening):
     def choose(self) -> None:
         """Ask the selector for windows of each picture, and list their cells."""
         self.gestalts = make_gestalts(self.encoded, self.plans, self.grids, self.words, self.gaze, self.compressor)
+        if self.selector.introspects and any(plan.saccades != 0 for plan in self.plans):
+            self.attended = introspect_gestalts(
+                self.family, self.inputs, self.gaze_prompt, self.positions, self.encoded, self.gestalts, self.plans,
+                self.grids, self.settings.chat,
+            )  # fmt: skip
+        attended: Sequence[Tensor | None] = self.attended or [None] * len(self.plans)
         queries = [
             VisualQuery(gestalt.tokens, plan.gestalt, words.to(gestalt.tokens), plan.windows, mipmaps,
-                        details=self.settings.details)
-            for gestalt, plan, words, mipmaps in zip(self.gestalts, self.plans, self.words, self.mipmaps, strict=True)
+                        attended=paid, details=self.settings.details)
+            for gestalt, plan, words, mipmaps, paid in zip(
+                self.gestalts, self.plans, self.words, self.mipmaps, attended, strict=True
+            )
         ]  # fmt: skip
         self.selector.check(queries)
         self.windows = _choose_windows(self.selector, queries, self.plans, self.grids)
@@ -153,7 +162,14 @@ class Saccading(Shortening):
             made + (0 if plan.scale == 1 else len(saccades.cells))
             for made, plan, saccades in zip(self.count_encoded(), self.plans, self.saccades, strict=True)
         ]
-        return Shortened(inputs, outputs, kept, full, list(map(len, chosen)), holding, encoded)
+        return Shortened(inputs, outputs, kept, full, list(map(len, chosen)), holding, encoded, self._count_glanced())
+
+    def keep_all(self) -> Shortened:
+        """The prompt as it came; what the model read to choose counts too."""
+        return super().keep_all()._replace(glanced=self._count_glanced())
+
+    def _count_glanced(self) -> list[int] | None:
+        return [len(gestalt.places) for gestalt in self.gestalts] if self.attended else None
 
     def _find_beginning(self, gestalt: int) -> Beginning | None:
         """What the prompt of the next question about the same pictures will begin with; None if that is not known."""
@@ -187,11 +203,6 @@ def _check_support(family: Family, inputs: Inputs, selector: TokenSelector) -> N
     if selector.encoder_layers:
         raise ValueError(
             "this selector reads the encoder on the full picture, which mode 'saccade' never runs; use mode 'prune'"
-        )
-    if selector.introspects:
-        raise ValueError(
-            f"{selector_name(selector)!r} asks the model about tokens of the full picture, which mode 'saccade' never "
-            "encodes; use mode 'prune'"
         )
 
 

@@ -50,8 +50,8 @@ class VisualQuery:
             layer, and their keys, on demand.
         deepstack (`tuple[Tensor, ...]`, *optional*): rows `[N, D]` of the tokens at each DeepStack level, for methods
             that merge tokens.
-        attended (`Tensor` of shape `[N]`, *optional*): attention that the language model itself pays the cells when it
-            is asked the question, for selectors that introspect.
+        attended (`Tensor` of shape `[N]`, *optional*): attention that the language model itself pays `cells` when it is
+            asked the question, for selectors that introspect.
         details (`bool`, *optional*, defaults to `False`): whether the layer's output keeps its texture and the pull of
             each word.
 
@@ -94,9 +94,9 @@ class VisualQuery:
         if wrong:
             shape = tuple(self.tokens.shape)
             raise ValueError(f"levels of `deepstack` must have the tokens' shape {shape}, got {wrong[0]}")
-        if self.attended is not None and self.attended.shape != (cell_count(grid),):
-            raise ValueError(f"`attended` must have shape [{cell_count(grid)}], got {tuple(self.attended.shape)}")
         check_cells(cells, grid)
+        if self.attended is not None and self.attended.shape != (cell_count(cells),):
+            raise ValueError(f"`attended` must have shape [{cell_count(cells)}], got {tuple(self.attended.shape)}")
         if isinstance(self.picture, Tensor) and (
             self.picture.ndim != 4 or self.picture.shape[:2] != (grid[0], 3) or 0 in self.picture.shape
         ):
@@ -181,7 +181,7 @@ class TokenSelector(Selector):
             encoded, without a second pass. Negative numbers count from the end; a float is a share of the depth and
             means the nearest layer that attends to the whole picture.
         introspects: whether `select` reads `VisualQuery.attended`: the language model then reads the prompt once more
-            before, with few pooled tokens, see [`~arr_coc.prompting.first_look.introspection.introspect`].
+            before, with few tokens for each picture, see [`~arr_coc.prompting.first_look.introspection`].
     """
 
     needs_picture: ClassVar[bool] = True
@@ -193,7 +193,7 @@ class TokenSelector(Selector):
     @property
     def can_saccade(self) -> bool:
         """Whether it can choose before the full picture is encoded, as mode `"saccade"` needs."""
-        return not self.encoder_layers and not self.introspects
+        return not self.encoder_layers
 
     def check(self, queries: Sequence[VisualQuery]) -> None:
         """Raise [`InvalidSelectorError`] if the selector does not fit these queries."""

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from arr_coc.selectors.contract import InvalidSelectorError, Selection, VisualQuery
-from arr_coc.selectors.per_picture import PerPictureSelector, strongest
+from collections.abc import Sequence
+
+import torch
+
+from arr_coc.config import Budget, cell_count
+from arr_coc.selectors.contract import InvalidSelectorError, Selection, TokenSelector, VisualQuery
+from arr_coc.selectors.per_picture import count_kept, strongest
 from arr_coc.selectors.registry import register_selector
 
 
 @register_selector("own-attention")
-class OwnAttentionSelector(PerPictureSelector):
+class OwnAttentionSelector(TokenSelector):
     """Keeps the cells to which the language model itself pays most attention when it is asked the question.
 
-    Before the prompt is shortened, the language model reads it once with each picture pooled to a sixteenth of its
-    tokens (16 to 256), and the attention of the prompt's last token and of the question's words is read in all layers,
-    on all cells: each layer makes keys of them, but nothing else. See
-    [`~arr_coc.prompting.first_look.introspection.introspect`].
+    Before the prompt is shortened, the language model reads it once, and the attention of the prompt's last token and
+    of the question's words is read in all layers. In mode `prune` each picture is pooled to a sixteenth of its tokens
+    (16 to 256) for that, and the attention is read on all cells: each layer makes keys of them, but nothing else. In
+    mode `saccade` it reads the gestalt. See [`~arr_coc.prompting.first_look.introspection`].
 
     Example:
 
@@ -31,9 +36,19 @@ class OwnAttentionSelector(PerPictureSelector):
 
     reads_question = True
     introspects = True
+    needs_picture = False
+    ordered = True
 
-    def pick(self, query: VisualQuery, count: int) -> Selection:
+    @torch.no_grad()
+    def select(self, queries: Sequence[VisualQuery], budget: Budget | None = None) -> list[Selection]:
         """Keep the cells with most attention."""
-        if query.attended is None:
-            raise InvalidSelectorError("'own-attention' needs `VisualQuery.attended`; use it with a model, or give it")
-        return Selection(indices=strongest(query.attended, count).sort().values)
+        selections = []
+        for query in queries:
+            if query.attended is None:
+                raise InvalidSelectorError(
+                    "'own-attention' needs `VisualQuery.attended`; use it with a model, or give it"
+                )
+            best = strongest(query.attended, count_kept(budget, cell_count(query.cells)))
+            indices, places = best.sort()
+            selections.append(Selection(indices=indices, order=places.argsort()))
+        return selections

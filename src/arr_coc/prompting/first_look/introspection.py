@@ -1,8 +1,10 @@
-"""Introspection: where the model itself looks while it reads a prompt with its pictures pooled to a few tokens.
+"""Introspection: where the model itself looks while it reads a prompt with few tokens for each picture.
 
-The language model reads the prompt once with a sixteenth of the visual tokens, each the mean of those it stands for.
-Meanwhile the attention of the prompt's last token and of the question's words is read, not on the pooled tokens but on
-all cells, see [`FinerCells`]: the model says where to look, and the cells' own tokens say exactly where.
+In mode `prune` these are a sixteenth of the visual tokens, each the mean of those it stands for. Meanwhile the
+attention of the prompt's last token and of the question's words is read, not on the pooled tokens but on all cells, see
+[`FinerCells`]: the model says where to look, and the cells' own tokens say exactly where.
+
+In mode `saccade` they are the gestalt. No other cells are encoded yet, so what is paid to its tokens is interpolated.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from torch import Tensor, nn
 from arr_coc.config import Grid, cell_count
 from arr_coc.families.family import Encoded, Family, Inputs
 from arr_coc.families.language_attention import Asking, FinerCells, attending_layers, reading_attention
-from arr_coc.prompting.layout import Prompt, build, choose_columns
+from arr_coc.gaze.gestalt import Gestalt
+from arr_coc.gaze.plan import GazePlan
+from arr_coc.prompting.layout import Gazed, Prompt, build, choose_columns
 from arr_coc.prompting.question import ChatTokens, Ints, find_chat, find_question
 from arr_coc.runtime.tensors import upload
 from arr_coc.selectors.contract import Selection
@@ -103,7 +107,6 @@ def introspect(
         encoded (`dict`): for each kind, what was encoded.
         chat (`ChatTokens`, *optional*): the chat markers; by default those of the model.
     """
-    layers = attending_layers(family)
     pictures = []
     for span in prompt.spans:
         full, rows = encoded[span.kind], slice(span.offset, span.offset + len(span.columns))
@@ -116,18 +119,57 @@ def introspect(
     arguments, _ = build(family, inputs, prompt, positions, encoded, selections, chosen, "prune")
     short = {name: arguments[name] for name in _READ if name in arguments}
     source, valid = (part.numpy() for part in choose_columns(prompt, chosen, torch.device("cpu")))
-    device = short["input_ids"].device
-    asking = Asking.of(torch.from_numpy(_find_asking(family, prompt, source, valid, chat)))
-    finer = _find_cells(family, prompt, positions, source, valid, pictures, device)
-    asking, mask = Asking(*(upload(part, device) for part in asking)), upload(torch.from_numpy(valid), device)
-    with reading_attention(layers, asking, mask, finer) as paid:
-        _read(family, short, 1 + layers[-1][0])
-    attention = torch.stack([layer.to(device).mean(dim=1) for layer in paid]).mean(dim=0).sum(dim=1)  # [B, M]
+    finer = _find_cells(family, prompt, positions, source, valid, pictures, short["input_ids"].device)
+    attention = _read(family, short, _find_asking(family, prompt, source, valid, chat), valid, finer)  # [B, M]
     found, begins = [], [0] * len(prompt.ids)
     for span in prompt.spans:
         begin, count = begins[span.row], len(span.columns)
         found.append(attention[span.row, begin : begin + count])
         begins[span.row] += count
+    return found
+
+
+@torch.no_grad()
+def introspect_gestalts(
+    family: Family,
+    inputs: Inputs,
+    prompt: Prompt,
+    positions: Tensor,
+    encoded: Encoded,
+    gestalts: Sequence[Gestalt],
+    plans: Sequence[GazePlan],
+    grids: Sequence[Grid],
+    chat: ChatTokens | None = None,
+) -> list[Tensor]:
+    """Attention `[windows]` that the model pays the windows of each picture while it reads the gestalts alone.
+
+    Args:
+        family (`Family`): the opened model.
+        inputs (`Mapping`): the inputs of the call.
+        prompt (`Prompt`), positions (`Tensor` of shape `[P, B, L]`): with a place for each token of the gaze.
+        encoded (`Encoded`): the gestalts, as encoded.
+        gestalts, plans, grids: of each picture, what the language model reads, the plan, and the full grid.
+        chat (`ChatTokens`, *optional*): the chat markers; by default those of the model.
+    """
+    chosen = [np.arange(len(gestalt.places)) for gestalt in gestalts]
+    selections = [
+        Selection(torch.arange(len(gestalt.places)), gestalt.levels[0], gestalt.levels[1:]) for gestalt in gestalts
+    ]
+    gazes = [Gazed(gestalt.places, grid, len(gestalt.places)) for gestalt, grid in zip(gestalts, grids, strict=True)]
+    arguments, _ = build(family, inputs, prompt, positions, {"image": encoded}, selections, chosen, "saccade", gazes)
+    short = {name: arguments[name] for name in _READ if name in arguments}
+    source, valid = (part.numpy() for part in choose_columns(prompt, chosen, torch.device("cpu")))
+    attention = _read(family, short, _find_asking(family, prompt, source, valid, chat), valid)  # [B, L']
+    found = []
+    for span, gestalt, plan, grid in zip(prompt.spans, gestalts, plans, grids, strict=True):
+        begin = int((valid[span.row] & (source[span.row] == span.columns[0])).argmax())
+        paid = attention[span.row, begin : begin + len(gestalt.places)]
+        _, rows, columns = plan.gestalt
+        row, column = gestalt.places // grid[2] // plan.scale, gestalt.places % grid[2] // plan.scale
+        # tokens may be merged, so that some cells of the gestalt have none
+        by_cell = paid.new_zeros(rows * columns).index_add(0, row * columns + column, paid)
+        fine = F.interpolate(by_cell.view(1, 1, rows, columns), plan.windows[1:], mode="bilinear")
+        found.append(fine.flatten())  # [1, 1, wh, ww] -> [windows]
     return found
 
 
@@ -186,8 +228,22 @@ def _find_cells(
     )  # fmt: skip
 
 
-def _read(family: Family, arguments: dict[str, Any], depth: int) -> None:
-    """Run the model without its head, through so many layers."""
+def _read(
+    family: Family, arguments: dict[str, Any], groups: Any, valid: Any, finer: FinerCells | None = None
+) -> Tensor:
+    """Attention `[B, L']` to the tokens of a prompt, or to finer cells `[B, M]`: mean over layers and heads.
+
+    That of two groups of tokens, masks `[B, 2, L']`, one plus the other.
+    """
+    layers, device = attending_layers(family), arguments["input_ids"].device
+    asking = Asking(*(upload(part, device) for part in Asking.of(torch.from_numpy(groups))))
+    with reading_attention(layers, asking, upload(torch.from_numpy(valid), device), finer) as paid:
+        run_layers(family, arguments, 1 + layers[-1][0])
+    return torch.stack([layer.to(device).mean(dim=1) for layer in paid]).mean(dim=0).sum(dim=1)
+
+
+def run_layers(family: Family, arguments: dict[str, Any], depth: int) -> None:
+    """Run the model without its head, through so many layers of the language model."""
     inner: Any = family.inner
     language = inner.language_model
     if depth == len(language.layers):
