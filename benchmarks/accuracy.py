@@ -27,6 +27,7 @@ FILES = {
     "estimators": "recipes/selector/estimators.json",
     "parts": "recipes/selector/ablation.json",
     "memory": "benchmarks/results/training-h200.json",
+    "own": "benchmarks/results/eval-own-attention-cpu/summary.json",
 }
 RESULTS = ROOT / FILES["selectors"]
 FIGURE = ROOT / "docs" / "images" / "bench.svg"
@@ -265,7 +266,29 @@ def parts(found: Found) -> str:
     return make_table(["", "overlap: worlds", *overlap[1:], "answers: scenes", "camouflage", "pages"], rows)
 
 
+def own_attention(found: Found) -> str:
+    """The model's own attention beside other selectors, with what the language model spends."""
+    budgets, rows = select_rows(found["own"])
+    best = {
+        budget: find_best({name: accuracy(by, budget) for name, by in rows.items() if name != OURS})
+        for budget in budgets
+    }
+    lines = []
+    for name, by in rows.items():
+        cells = [f"`{name}`"]
+        for budget in budgets:
+            text = write_accuracy(accuracy(by, budget))
+            cells.append(f"**{text}**" if name in best[budget] else text)
+        costs = [by[FULL]] if FULL in by else [by[budget] for budget in budgets]
+        cells.append(" / ".join(f"{row['processed']:.0f}" for row in costs))
+        cells.append(" / ".join(f"{row['language_gmacs'] + row['choosing_gmacs']:.2f}" for row in costs))
+        lines.append(cells)
+    head = ["selector", *map(write_budget, budgets), "tokens processed", "GMAC of language model and choosing"]
+    return make_table(head, lines)
+
+
 PAGES: dict[str, dict[str, Callable[[Found], str]]] = {
+    "docs/own-attention.md": {"own attention": own_attention},
     "docs/accuracy.md": {
         "selectors": selectors,
         "weakest": weakest,
