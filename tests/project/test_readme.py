@@ -277,7 +277,7 @@ def test_every_file_it_names_exists(page):
 
 def test_the_index_has_a_line_for_every_page():
     index = (ROOT / "docs" / "README.md").read_text()
-    listed = re.findall(r"^\| \[([a-z]+\.md)\]\(\1\) \| .+ \|$", index, flags=re.MULTILINE)
+    listed = re.findall(r"^\| \[([a-z-]+\.md)\]\(\1\) \| .+ \|$", index, flags=re.MULTILINE)
     assert sorted(listed) == [page.name for page in DOCS if page.name != "README.md"]
     assert all(page.read_text().startswith("# ") for page in DOCS)
 
