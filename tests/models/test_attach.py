@@ -29,7 +29,8 @@ from tiny_models import (
     tiny_model,
 )
 from transformers import GenerationConfig
-from transformers.generation.stopping_criteria import EosTokenCriteria
+from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from arr_coc import (
     ARRCOCConfig,
@@ -569,6 +570,23 @@ def test_processors_and_criteria_see_the_full_prompt(opened, beams):
     assert seen
     assert all(seen)
     assert out.shape[1] == prompt.shape[1] + 2
+
+
+@torch.no_grad()
+def test_a_processor_in_place_of_an_option_is_refused_or_acts_alone(opened):
+    family, model = opened
+    data = inputs_for(family, IMAGE_PROMPT)
+    own = {"logits_processor": [RepetitionPenaltyLogitsProcessor(0.2)]}
+    plain = model.generate(**data, **GREEDY, **own, repetition_penalty=1.5)  # its own is left out
+    assert not torch.equal(plain, model.generate(**data, **GREEDY, repetition_penalty=1.5))
+    with attach(model, create_selector("full"), on_error="raise"):
+        with pytest.raises(ValueError, match=r"repetition_penalty=1\.5 makes another one; add repetition_penalty=1\.0"):
+            model.generate(**data, **GREEDY, **own, repetition_penalty=1.5)
+        assert torch.equal(model.generate(**data, **GREEDY, **own, repetition_penalty=1.0), plain)
+        with pytest.raises(ValueError, match="a MaxLengthCriteria would count the shorter prompt too; use max_length"):
+            model.generate(**data, **GREEDY, stopping_criteria=[MaxLengthCriteria(40)])
+        with pytest.raises(ValueError, match=r"EosTokenCriteria was passed and eos_token_id=\d+ makes another one"):
+            model.generate(**data, **GREEDY, stopping_criteria=[EosTokenCriteria(20)])
 
 
 @torch.no_grad()

@@ -181,6 +181,26 @@ def test_what_is_no_question_is_refused(vlm):
 
 
 @pytest.mark.slow
+def test_ten_questions_about_one_picture_encode_it_once(vlm, encoded_cells):
+    shapes = ["ring", "star", "bar", "circle", "square", "triangle", "cross", "heart", "arrow", "moon"]
+    asked = [f"what does the sign next to the {color} {shape} say?" for color, shape in zip(
+        ["black", "red", "blue", "green", "yellow"] * 2, shapes, strict=True)]  # fmt: skip
+    whole = vlm.look(EXAMPLES / "page.png", remember=False)
+    for question in asked:
+        whole.ask(question, max_new_tokens=2)
+    assert whole.encoder_calls == 1
+    encoded_cells.clear()
+    needle, kept = vlm.look(EXAMPLES / "needle.png", remember=False), []
+    for question in asked:
+        kept.append(set(needle.ask(question, mode="saccade", max_new_tokens=2).kept[0][1].tolist()))
+    gestalt, *saccades = encoded_cells  # tokens of each call of the encoder
+    assert gestalt <= 256
+    assert len(saccades) <= 10
+    assert sum(saccades) == len(set.union(*kept))  # no cell twice
+    assert sum(map(len, kept)) > 1.5 * sum(saccades)  # which the questions have in common
+
+
+@pytest.mark.slow
 def test_turns_stay_in_the_prompt(vlm):
     page = vlm.look(EXAMPLES / "page.png")
     first = page.ask(PAGE[0], max_new_tokens=12)

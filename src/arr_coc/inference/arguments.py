@@ -23,6 +23,18 @@ _OF_FULL_PROMPT = {
     "vision_feature_select_strategy": "`vision_feature_select_strategy` is read from the model's config here; drop it",
 }
 # ways to generate that do not work with pictures
+# Processors and criteria that `generate` makes from an option, and the value with which it makes none. One that is
+# passed takes the place of its own of the same type.
+_MADE_FROM: dict[str, tuple[str, Any]] = {
+    "RepetitionPenaltyLogitsProcessor": ("repetition_penalty", 1.0),
+    "NoRepeatNGramLogitsProcessor": ("no_repeat_ngram_size", 0),
+    "MinLengthLogitsProcessor": ("min_length", 0),
+    "TemperatureLogitsWarper": ("temperature", 1.0),
+    "TopKLogitsWarper": ("top_k", 0),
+    "TopPLogitsWarper": ("top_p", 1.0),
+    "MaxTimeCriteria": ("max_time", None),
+    "EosTokenCriteria": ("eos_token_id", None),
+}
 _LOSING_PICTURES = {
     "prefill_chunk_size": "prefill_chunk_size loses the pictures of a prompt; drop it",
     "token_healing": "token_healing writes the prompt anew, without its pictures; drop it",
@@ -141,6 +153,23 @@ def check_generation(family: Family, arguments: Inputs) -> None:
         raise ValueError("guidance_scale reads a second prompt, after which positions are lost; drop it")
     if torch.isin(ids[:, -1], visual_ids(family, ids.device)).any():
         raise ValueError("the prompt ends in a picture, after which decoding loses its position; end it in text")
+    for function in (*(arguments.get("logits_processor") or ()), *(arguments.get("stopping_criteria") or ())):
+        _check_replacing(family, arguments, function)
+
+
+def _check_replacing(family: Family, arguments: Inputs, function: object) -> None:
+    """Raise `ValueError` for a function that `generate` would take in place of its own: of ours it would take both."""
+    kind = type(function).__name__
+    if kind == "MaxLengthCriteria":
+        raise ValueError("a MaxLengthCriteria would count the shorter prompt too; use max_length or max_new_tokens")
+    if kind not in _MADE_FROM:
+        return
+    name, neutral = _MADE_FROM[kind]
+    value = arguments[name] if name in arguments else family.option(arguments, name)
+    if value not in (None, neutral):
+        raise ValueError(
+            f"{kind} was passed and {name}={value!r} makes another one; add {name}={neutral!r}, or drop it"
+        )
 
 
 def adjust_limits(family: Family, arguments: Inputs, difference: int) -> dict[str, Any]:
