@@ -133,6 +133,7 @@ def open_embedded():
     return Opened(load_model("embedded", dtype=torch.float32), load_processor("embedded"))
 
 
+@pytest.mark.slow
 def test_what_is_encoded_once_for_all_is_charged_to_each(opened):
     names = "arr-coc,arr-coc@saccade,arr-coc@wrong,visionzip,prumerge,scope,crop,downsample,half-and-half,fastv,oracle"
     contenders = open_contenders(names.split(","), opened.model)

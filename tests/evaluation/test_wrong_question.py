@@ -17,6 +17,7 @@ from arr_coc.families.family import open_family
 from arr_coc.inference.load import load_model, load_processor
 from arr_coc.selectors.registry import find_class
 
+pytestmark = pytest.mark.slow  # the embedded model is asked
 QUESTIONS = ["what color is the star?", "what does the red text say?"]
 BUDGET = "12"
 
@@ -102,7 +103,6 @@ def test_blind_rules_have_no_such_control(opened):
     assert all(each.wrong for each in open_contenders(["wrong"], opened.model) if each.name != "full")
 
 
-@pytest.mark.slow
 def test_the_report_has_a_row_that_falls_where_the_question_is_needed(tmp_path):
     arguments = ["--tasks", "scenes/read", "--selectors", "arr-coc,arr-coc@wrong,grid", "--budgets", "0.12"]
     out = tmp_path / "out"

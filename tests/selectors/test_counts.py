@@ -132,6 +132,7 @@ def test_every_selector_is_charged_for_what_went_through(opened, name):
             assert run.failure is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list_selectors())
 @pytest.mark.parametrize("family", QWEN)
 def test_clips_are_charged_too(family, name):
