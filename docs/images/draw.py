@@ -1,4 +1,4 @@
-"""Draw the README's first picture and that of docs/gaze.md: pictures, questions, what was read, and the answers.
+"""Draw the pictures of README, docs/gaze.md and docs/own-attention.md: what was asked, looked at, read and answered.
 
 python docs/images/draw.py
 """
@@ -7,11 +7,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from arr_coc import ARRCOCQwen
 from arr_coc.data.worlds import draw_scene, split_seed
-from arr_coc.drawing.overlay import draw_gaze, draw_overlay
+from arr_coc.drawing.overlay import draw_gaze, draw_overlay, show_heat, stretch
+from arr_coc.families.family import open_family
+from arr_coc.families.language_attention import attending_layers
+from arr_coc.inference.messages import make_inputs, make_messages
+from arr_coc.prompting.first_look.introspection import introspect
+from arr_coc.prompting.layout import read_prompt
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "src" / "arr_coc" / "assets" / "examples"
@@ -30,6 +36,33 @@ def main() -> None:
     vlm = ARRCOCQwen.from_pretrained()
     draw_ask(vlm)
     draw_page(vlm)
+    draw_layers(vlm)
+
+
+def draw_layers(vlm: ARRCOCQwen) -> None:
+    """What each layer of the language model looks at while it reads a pooled picture, and the mean of all."""
+    family, rows = open_family(vlm.model), []
+    for name, question, _ in ASKED[:2]:
+        with Image.open(EXAMPLES / name) as file:
+            picture = file.convert("RGB")
+        inputs = make_inputs(vlm.processor, [make_messages(picture, question)], vlm.model.device, vlm.model.dtype)
+        prompt = read_prompt(family, inputs)
+        encoded, grid = {"image": family.encode(inputs, "image")}, prompt.spans[0].grid[1:]
+        arguments = (family, inputs, prompt, family.positions(prompt.inputs), encoded)
+        maps = [introspect(*arguments, layers=[number])[0] for number, _ in attending_layers(family)]
+        maps.append(torch.stack(maps).mean(dim=0))
+        shown = [picture, *(show_heat(picture, stretch(paid.float().view(grid).numpy())) for paid in maps)]
+        captions = [question, *(f"layer {number + 1}" for number in range(len(maps) - 1)), "mean of all layers"]
+        tiles = [tile.resize((280, 200), Image.Resampling.LANCZOS) for tile in shown]
+        rows += [list(zip(captions, tiles, strict=True))[start : start + 4] for start in range(0, len(tiles), 4)]
+    page = Image.new("RGB", (10 + 4 * 290, 10 + len(rows) * 240), "white")
+    pen = ImageDraw.Draw(page)
+    for row, tiles_of_row in enumerate(rows):
+        for column, (caption, tile) in enumerate(tiles_of_row):
+            left, top = 10 + column * 290, 10 + row * 240
+            page.paste(tile, (left, top))
+            pen.text((left, top + 206), caption, "black", ImageFont.load_default(16))
+    page.save(HERE / "layers.jpg", quality=85)
 
 
 def draw_page(vlm: ARRCOCQwen) -> None:

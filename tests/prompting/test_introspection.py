@@ -281,6 +281,26 @@ def test_layers_can_be_read_without_those_behind_them():
     assert len(model.model.language_model.layers) == 3
 
 
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "qwen3_5"])
+def test_chosen_layers_are_read_and_later_ones_not_run(family):
+    steps = steps_of(family, inputs_for(family, LARGE))
+    arguments = (steps.family, steps.inputs, steps.prompt, steps.positions, steps.encoded)
+    numbers = [number for number, _ in attending_layers(steps.family)]
+    alone = [introspect(*arguments, layers=[number])[0] for number in numbers]
+    torch.testing.assert_close(torch.stack(alone).mean(dim=0), introspect(*arguments)[0], **TOLERANCE)
+    ran: list[int] = []
+    handles = [
+        layer.register_forward_hook(lambda *_, number=number: ran.append(number))
+        for number, layer in enumerate(steps.family.inner.language_model.layers)
+    ]
+    introspect(*arguments, layers=numbers[:1])
+    for handle in handles:
+        handle.remove()
+    assert ran == list(range(numbers[0] + 1))
+    with pytest.raises(ValueError, match=r"`layers` must name some of .*\d, got \[99\]"):
+        introspect(*arguments, layers=[99])
+
+
 @pytest.mark.slow
 def test_without_training_the_embedded_model_answers_from_few_tokens():
     """Test seeds; with an eighth of the tokens it is far above a blind rule, and as good as with all of them."""

@@ -95,6 +95,7 @@ def introspect(
     positions: Tensor,
     encoded: dict[str, Encoded],
     chat: ChatTokens | None = None,
+    layers: Sequence[int] | None = None,
 ) -> list[Tensor]:
     """Attention `[N]` that the model pays the cells of each picture: mean over layers and heads.
 
@@ -106,6 +107,7 @@ def introspect(
         prompt (`Prompt`), positions (`Tensor` of shape `[P, B, L]`): the full prompt and its positions.
         encoded (`dict`): for each kind, what was encoded.
         chat (`ChatTokens`, *optional*): the chat markers; by default those of the model.
+        layers (`Sequence[int]`, *optional*): numbers of the layers to read; by default all. Later ones are not run.
     """
     pictures = []
     for span in prompt.spans:
@@ -120,7 +122,7 @@ def introspect(
     short = {name: arguments[name] for name in _READ if name in arguments}
     source, valid = (part.numpy() for part in choose_columns(prompt, chosen, torch.device("cpu")))
     finer = _find_cells(family, prompt, positions, source, valid, pictures, short["input_ids"].device)
-    attention = _read(family, short, _find_asking(family, prompt, source, valid, chat), valid, finer)  # [B, M]
+    attention = _read(family, short, _find_asking(family, prompt, source, valid, chat), valid, finer, layers)  # [B, M]
     found, begins = [], [0] * len(prompt.ids)
     for span in prompt.spans:
         begin, count = begins[span.row], len(span.columns)
@@ -229,16 +231,25 @@ def _find_cells(
 
 
 def _read(
-    family: Family, arguments: dict[str, Any], groups: Any, valid: Any, finer: FinerCells | None = None
+    family: Family,
+    arguments: dict[str, Any],
+    groups: Any,
+    valid: Any,
+    finer: FinerCells | None = None,
+    numbers: Sequence[int] | None = None,
 ) -> Tensor:
     """Attention `[B, L']` to the tokens of a prompt, or to finer cells `[B, M]`: mean over layers and heads.
 
     That of two groups of tokens, masks `[B, 2, L']`, one plus the other.
     """
     layers, device = attending_layers(family), arguments["input_ids"].device
+    chosen = [layer for layer in layers if numbers is None or layer[0] in numbers]
+    if not chosen:
+        known = ", ".join(str(number) for number, _ in layers)
+        raise ValueError(f"`layers` must name some of {known}, got {numbers!r}")
     asking = Asking(*(upload(part, device) for part in Asking.of(torch.from_numpy(groups))))
-    with reading_attention(layers, asking, upload(torch.from_numpy(valid), device), finer) as paid:
-        run_layers(family, arguments, 1 + layers[-1][0])
+    with reading_attention(chosen, asking, upload(torch.from_numpy(valid), device), finer) as paid:
+        run_layers(family, arguments, 1 + chosen[-1][0])
     return torch.stack([layer.to(device).mean(dim=1) for layer in paid]).mean(dim=0).sum(dim=1)
 
 
