@@ -225,12 +225,21 @@ def test_saccades_go_where_the_gestalt_is_attended(family):
 @torch.no_grad()
 def test_a_gestalt_that_is_compressed_is_attended_too():
     model, data = tiny_model("qwen3_vl"), inputs_for("qwen3_vl", HUGE)
+    queries: list[VisualQuery] = []
+
+    class Watching(type(create_selector("own-attention"))):
+        def select(self, asked, budget=None):
+            queries.extend(asked)
+            return super().select(asked, budget)
+
     for compress in ("pool", "merge"):
         gaze = Gaze(gestalt=48, compress=compress)
-        short = prepare(
-            model, data, create_selector("own-attention"), mode="saccade", budget=100, gaze=gaze, on_error="raise"
-        )
+        short = prepare(model, data, Watching(), mode="saccade", budget=100, gaze=gaze, on_error="raise")
         assert model(**short).logits.isfinite().all()
+        paid = queries[-1].attended
+        assert paid.shape == (np.prod(queries[-1].cells),)
+        assert float(paid.sum()) > 0
+        assert len(paid.unique()) > 20
 
 
 @torch.no_grad()
@@ -252,8 +261,112 @@ def test_an_answer_that_is_learned_is_not_read():
     assert not torch.allclose(read, found[1], atol=1e-4)
 
 
+@torch.no_grad()
+def test_of_several_answers_the_last_one_is_learned():
+    """The question that counts ends before the last labels; the first ones are of an earlier turn."""
+    data = inputs_for("qwen3_vl", LARGE)
+    labels = torch.full_like(data["input_ids"], -100)
+    labels[0, -2:] = data["input_ids"][0, -2:]
+    alone = steps_of("qwen3_vl", {**data, "labels": labels.clone()})
+    labels[0, :2] = data["input_ids"][0, :2]
+    both = steps_of("qwen3_vl", {**data, "labels": labels})
+    (first,), (second,) = (
+        introspect(steps.family, steps.inputs, steps.prompt, steps.positions, steps.encoded) for steps in (alone, both)
+    )
+    torch.testing.assert_close(first, second, **TOLERANCE)
+
+
+@pytest.mark.parametrize("family", QWEN)
+@pytest.mark.usefixtures("nothing_pooled")
+def test_words_before_a_picture_pay_it_nothing(family):
+    [found], [span] = attended(family, [("text", 6), ("image", (1, 8, 8)), ("text", 1)])
+    data = inputs_for(family, [("text", 6), ("image", (1, 8, 8)), ("text", 1)])
+    with torch.no_grad():
+        inputs = encode_full(open_family(tiny_model(family)), data, steps_of(family, data).prompt)
+        layers = tiny_model(family, "eager")(**inputs, output_attentions=True).attentions
+    paid = torch.stack(layers).mean(dim=(0, 2))[0]  # [L, L]
+    last_and_word = 2 * paid[-1, torch.from_numpy(span.columns)]  # the only word behind it is the last token
+    torch.testing.assert_close(found, last_and_word, atol=2e-5, rtol=1e-3)
+    # asked before the picture, only the last token, a marker, sees it
+    [early], [span] = attended(family, [("text", 6), ("image", (1, 8, 8))])
+    assert float(early.sum()) < 1
+
+
+@pytest.mark.parametrize("family", QWEN)
+def test_clips_are_pooled_within_their_frames(family):
+    spec = [("text", 3), ("video", (2, 16, 24)), ("text", 5)]
+    steps = steps_of(family, inputs_for(family, spec))
+    arguments = (steps.family, steps.inputs, steps.prompt, steps.positions, steps.encoded)
+    pooled, grid = introspect(*arguments), steps.prompt.spans[0].grid
+    assert grid == (2, 8, 12)
+    assert np.prod(pooled_grid(grid)) < 96 * 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(introspection, "SHARE", 1.0)
+        whole = introspect(*arguments)
+    alike = torch.corrcoef(torch.stack([pooled[0], whole[0]]))[0, 1]
+    turned = torch.corrcoef(torch.stack([pooled[0].view(2, -1).flip(0).flatten(), whole[0]]))[0, 1]
+    assert alike > 0.4
+    assert alike > turned + 0.1  # the other frame is no substitute
+
+
+@torch.no_grad()
+def test_autocast_does_not_make_cells_equal():
+    steps = steps_of("qwen3_vl", inputs_for("qwen3_vl", LARGE))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        [found] = introspect(steps.family, steps.inputs, steps.prompt, steps.positions, steps.encoded)
+    assert found.dtype == torch.float32
+    assert len(found.unique()) > 180
+
+
+@torch.no_grad()
+def test_a_model_without_a_head_is_read_too_while_attached():
+    model, data = tiny_model("qwen3_vl"), inputs_for("qwen3_vl", LARGE)
+    with attach(model, create_selector("own-attention"), budget=20, on_error="raise") as run:
+        model(**data)
+    kept = run.kept[0][1].tolist()
+    with attach(model.model, create_selector("own-attention"), budget=20, on_error="raise") as run:
+        model.model(**data)
+    assert run.kept[0][1].tolist() == kept
+
+
+@torch.no_grad()
+def test_the_model_is_not_asked_where_there_is_nothing_to_choose():
+    model, data = tiny_model("qwen3_vl"), inputs_for("qwen3_vl", LARGE)
+    passes: list[int] = []
+    handle = model.model.language_model.register_forward_hook(lambda *_: passes.append(1))
+    for budget, expected in ((20, 2), (1.0, 1), (192, 1), (5000, 1)):
+        passes.clear()
+        with attach(model, create_selector("own-attention"), budget=budget, on_error="raise") as run:
+            model(**data)
+        assert len(passes) == expected, budget
+        assert len(run.kept[0][1]) == min(192, 192 if budget == 1.0 else budget)
+    handle.remove()
+
+
+def test_text_of_rows_without_pictures_is_not_read():
+    data = inputs_for("qwen3_vl", LARGE, [("text", 150)])
+    steps, asked = steps_of("qwen3_vl", data), []
+    plain = introspection.Asking.of
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(introspection.Asking, "of", lambda groups: asked.append(groups) or plain(groups))
+        introspect(steps.family, steps.inputs, steps.prompt, steps.positions, steps.encoded)
+    [groups] = asked
+    assert groups[0].any()
+    assert not groups[1].any()
+    steps = steps_of("qwen3_vl", inputs_for("qwen3_vl", [*LARGE, ("text", 300)]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(introspection.Asking, "of", lambda groups: asked.append(groups) or plain(groups))
+        introspect(steps.family, steps.inputs, steps.prompt, steps.positions, steps.encoded)
+    assert asked[-1].sum(dim=-1).tolist() == [[1, 256]]  # the last words of a long question
+    assert bool(asked[-1][0, 1, -256:].all())
+
+
 def test_where_it_cannot_be_is_said_in_one_line():
     model, data = tiny_model("qwen2_vl"), inputs_for("qwen2_vl", LARGE)
+    words = [torch.tensor([20, 21])]
+    with pytest.raises(ValueError, match="asks the model the prompt's own question; drop `query`"):
+        prepare(model, data, create_selector("own-attention"), query=words)
     query = VisualQuery(torch.zeros(4, 8), (1, 2, 2), torch.zeros(1, 8))
     with pytest.raises(InvalidSelectorError, match=r"'own-attention' needs `VisualQuery.attended`"):
         create_selector("own-attention").select([query], 2)
@@ -261,7 +374,9 @@ def test_where_it_cannot_be_is_said_in_one_line():
         replace(query, attended=torch.zeros(3))
     model.config.text_config.layer_types = ["full_attention", "sliding_attention", "full_attention"]
     with pytest.raises(ValueError, match="layers of sliding_attention"):
-        prepare(model, data, create_selector("own-attention"), on_error="raise")
+        prepare(model, data, create_selector("own-attention"))  # also if failures keep all tokens
+    with pytest.raises(ValueError, match="layers of sliding_attention"):
+        prepare(model, data, create_selector("own-attention"), mode="saccade", budget=100)
 
 
 @torch.no_grad()

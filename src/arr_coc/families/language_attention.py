@@ -137,16 +137,19 @@ def paid_attention(
     if finer is not None and finer_states is not None:
         cells = _turn(_project(module, "k", finer_states), *finer.positions)[0]  # [heads of keys, S, d]
         keys = torch.cat([keys, cells[:, finer.places].transpose(0, 1)], dim=2)  # [B, heads of keys, L + M, d]
-        shown = finer.valid[:, None].expand(-1, columns.shape[1], -1)
+        # a cell is seen by what comes after its pooled token
+        after = finer.parents[finer.places][:, None] <= columns[:, :, None]  # [B, R, M]
+        shown = finer.valid[:, None] & after
         visible = torch.cat([visible & ~finer.pooled[:, None], shown], dim=2)  # [B, R, L + M]
     # [B, heads, R, d] -> [B, heads of keys, group, R, d]
     by_key = queries.float().view(batch, keys.shape[1], -1, *queries.shape[2:])
-    weights = by_key @ keys.float().mT[:, :, None] * module.scaling  # [B, heads of keys, group, R, L]
-    # a row that sees nothing is padding, and counts 0
-    weights = weights.masked_fill(~visible[:, None, None], torch.finfo(weights.dtype).min).softmax(dim=-1)
-    if finer is not None:
-        weights = weights[..., hidden.shape[1] :]
-    paid: Tensor = asking.shares[:, None] @ weights.flatten(1, 2)  # [B, 1, G, R] @ [B, heads, R, L]
+    with torch.autocast(hidden.device.type, enabled=False):
+        weights = by_key @ keys.float().mT[:, :, None] * module.scaling  # [B, heads of keys, group, R, L]
+        # a row that sees nothing is padding, and counts 0
+        weights = weights.masked_fill(~visible[:, None, None], torch.finfo(weights.dtype).min).softmax(dim=-1)
+        if finer is not None:
+            weights = weights[..., hidden.shape[1] :]
+        paid: Tensor = asking.shares[:, None] @ weights.flatten(1, 2)  # [B, 1, G, R] @ [B, heads, R, L]
     return paid
 
 
@@ -194,11 +197,12 @@ def reading_attention(
         if get_ident() != thread:  # which runs the same model
             return
         hidden: Tensor = args[0] if args else kwargs["hidden_states"]
-        # layers may be on several devices
-        asked, seen, own = (_move(value, hidden.device) for value in (asking, mask, finer))
-        states = None if own is None else layer.input_layernorm(own.states(hidden, number))
-        attention, positions = layer.self_attn, kwargs["position_embeddings"]
-        paid.append(paid_attention(attention, layer.input_layernorm(hidden), positions, asked, seen, own, states))
+        given = layer.input_layernorm(hidden)
+        # layers may be on several devices, and their inputs may still be on that of the layer before
+        values = (hidden, asking, mask, finer, kwargs["position_embeddings"])
+        hidden, asked, seen, cells, positions = (_move(value, given.device) for value in values)
+        states = None if cells is None else layer.input_layernorm(cells.states(hidden, number))
+        paid.append(paid_attention(layer.self_attn, given, positions, asked, seen, cells, states))
 
     handles = [layer.register_forward_pre_hook(partial(read, number), with_kwargs=True) for number, layer in layers]
     try:

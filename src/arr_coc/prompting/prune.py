@@ -12,13 +12,14 @@ from torch import Tensor
 
 from arr_coc.config import Budget, cell_count
 from arr_coc.families.family import Encoded, Family, Inputs
-from arr_coc.prompting.first_look.introspection import introspect, pooled_grid
+from arr_coc.prompting.first_look.introspection import check_introspection, introspect, pooled_grid
 from arr_coc.prompting.layout import build, check_selections, encode_full, read_prompt
 from arr_coc.prompting.question import Ints
 from arr_coc.prompting.settings import Settings
 from arr_coc.prompting.sharing import select_shared, share_budget
 from arr_coc.prompting.shortening import Shortened, Shortening
 from arr_coc.selectors.contract import LayerReader, PixelQuery, PixelSelector, Selection, TokenSelector, VisualQuery
+from arr_coc.selectors.per_picture import count_kept
 from arr_coc.selectors.registry import selector_name
 
 
@@ -38,6 +39,8 @@ class Pruning(Shortening):
         self.selections: list[Selection] = []
         self.chosen: list[Ints] = []
         self.attended: list[Tensor] = []  # of each picture, if the selector introspects
+        if selector.introspects:
+            check_introspection(family, settings)
 
     def read(self) -> None:
         """Find pictures, question and positions."""
@@ -70,7 +73,8 @@ class Pruning(Shortening):
 
     def choose(self) -> None:
         """Ask the selector for one selection per picture; before it the model itself, if the selector wants that."""
-        if self.selector.introspects:
+        counts = zip(self.budgets, self.prompt.counts, strict=True)
+        if self.selector.introspects and any(count_kept(budget, count) < count for budget, count in counts):
             self.attended = introspect(
                 self.family, self.inputs, self.prompt, self.positions, self.encoded, self.settings.chat
             )

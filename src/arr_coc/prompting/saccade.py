@@ -24,7 +24,7 @@ from arr_coc.gaze.source import NativeSource, PictureSource, ProcessedSource
 from arr_coc.pixels.mipmaps import Mipmaps
 from arr_coc.prompting.cache import Beginning
 from arr_coc.prompting.encodings import Encodings, encode_cells
-from arr_coc.prompting.first_look.introspection import introspect_gestalts
+from arr_coc.prompting.first_look.introspection import check_introspection, introspect_gestalts
 from arr_coc.prompting.layout import Gazed, Prompt, build, read_prompt
 from arr_coc.prompting.resize import restate_prompt, select_counts
 from arr_coc.prompting.settings import Settings
@@ -49,6 +49,8 @@ class Saccading(Shortening):
         self.attended: list[Tensor] = []  # of each picture's windows, if the selector introspects
         self.compressor: ConvCompressor | None = getattr(selector, "compressor", None)
         _check_support(family, inputs, selector)
+        if selector.introspects:
+            check_introspection(family, settings)
         if self.gaze.compress == "conv" and self.compressor is None:
             raise ValueError(
                 "compress 'conv' needs a selector that learned it (arr-coc train --stage answers --mode saccade "

@@ -44,11 +44,16 @@ class OwnAttentionSelector(TokenSelector):
         """Keep the cells with most attention."""
         selections = []
         for query in queries:
+            total = cell_count(query.cells)
+            count = count_kept(budget, total)
+            if count >= total:  # nothing to choose: the model was not asked
+                selections.append(Selection(indices=torch.arange(total, device=query.tokens.device)))
+                continue
             if query.attended is None:
                 raise InvalidSelectorError(
                     "'own-attention' needs `VisualQuery.attended`; use it with a model, or give it"
                 )
-            best = strongest(query.attended, count_kept(budget, cell_count(query.cells)))
+            best = strongest(query.attended, count)
             indices, places = best.sort()
             selections.append(Selection(indices=indices, order=places.argsort()))
         return selections

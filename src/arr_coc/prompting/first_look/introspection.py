@@ -1,6 +1,6 @@
 """Introspection: where the model itself looks while it reads a prompt with few tokens for each picture.
 
-In mode `prune` these are a sixteenth of the visual tokens, each the mean of those it stands for. Meanwhile the
+In mode `prune` these are a sixteenth of the visual tokens, each the mean of those around it. Meanwhile the
 attention of the prompt's last token and of the question's words is read, not on the pooled tokens but on all cells, see
 [`FinerCells`]: the model says where to look, and the cells' own tokens say exactly where.
 
@@ -24,14 +24,18 @@ from arr_coc.families.family import Encoded, Family, Inputs
 from arr_coc.families.language_attention import Asking, FinerCells, attending_layers, reading_attention
 from arr_coc.gaze.gestalt import Gestalt
 from arr_coc.gaze.plan import GazePlan
+from arr_coc.prompting.cache import calling
 from arr_coc.prompting.layout import Gazed, Prompt, build, choose_columns
 from arr_coc.prompting.question import ChatTokens, Ints, find_chat, find_question
+from arr_coc.prompting.settings import Settings
 from arr_coc.runtime.tensors import upload
 from arr_coc.selectors.contract import Selection
 from arr_coc.selectors.smaller_picture import nearest_cells, shrink_grid
 
 # Visual tokens that a pooled picture has: a share of all, but some.
 SHARE, FEWEST, MOST = 1 / 16, 16, 256
+# Words of a question whose attention is read; of longer ones the last. Each of them looks at all cells in all heads.
+MOST_WORDS = 256
 # the arguments of a pass that only reads
 _READ = ("input_ids", "attention_mask", "position_ids", "mm_encoder_outputs")
 
@@ -50,6 +54,13 @@ def pooled_grid(grid: Grid) -> Grid:
     """
     fewest = FEWEST * grid[0]
     return shrink_grid(grid, max(fewest, min(round(SHARE * cell_count(grid)), MOST * grid[0])))
+
+
+def check_introspection(family: Family, settings: Settings) -> None:
+    """Raise `ValueError` if a model's own attention cannot be read, or not for these settings."""
+    attending_layers(family)
+    if settings.query is not None:
+        raise ValueError("a selector that introspects asks the model the prompt's own question; drop `query`")
 
 
 @dataclass(frozen=True)
@@ -180,14 +191,18 @@ def _find_asking(family: Family, prompt: Prompt, source: Ints, valid: Any, chat:
     visual = np.isin(prompt.ids, [family.token_id(kind) for kind in family.kinds])
     chat = chat or find_chat(family)
     words = find_question(prompt.ids, prompt.mask, visual, family.special_ids(), chat, prompt.labels)  # [B, L]
-    told = prompt.mask.copy()
+    read = prompt.mask.copy()
     if prompt.labels is not None:
         learned = prompt.mask & (prompt.labels != -100)
-        # an answer begins at its first label; a prompt that is labelled from its beginning has no other end
-        before = np.cumsum(learned, axis=1) == 0
-        told &= before | ~before.any(axis=1, keepdims=True)
-    last = np.zeros_like(told)
-    last[np.arange(len(told)), told.shape[1] - 1 - told[:, ::-1].argmax(axis=1)] = True
+        columns = np.arange(read.shape[1])
+        # the question of the last answer ends before its labels; a prompt of labels alone has no other end
+        before = read & ~learned & (columns < np.where(learned, columns, -1).max(axis=1, keepdims=True))
+        read = np.where(before.any(axis=1, keepdims=True), before, read)
+    last = np.zeros_like(read)
+    last[np.arange(len(read)), read.shape[1] - 1 - read[:, ::-1].argmax(axis=1)] = True
+    words &= words[:, ::-1].cumsum(axis=1)[:, ::-1] <= MOST_WORDS
+    pictured = np.isin(np.arange(len(read)), [span.row for span in prompt.spans])[:, None]
+    last, words = last & pictured, words & pictured  # a row without pictures pays them nothing
     return np.stack([np.take_along_axis(group, source, axis=1) & valid for group in (last, words)], axis=1)
 
 
@@ -248,7 +263,8 @@ def _read(
         known = ", ".join(str(number) for number, _ in layers)
         raise ValueError(f"`layers` must name some of {known}, got {numbers!r}")
     asking = Asking(*(upload(part, device) for part in Asking.of(torch.from_numpy(groups))))
-    with reading_attention(chosen, asking, upload(torch.from_numpy(valid), device), finer) as paid:
+    mask = upload(torch.from_numpy(valid), device)
+    with calling(family.target), reading_attention(chosen, asking, mask, finer) as paid:
         run_layers(family, arguments, 1 + chosen[-1][0])
     return torch.stack([layer.to(device).mean(dim=1) for layer in paid]).mean(dim=0).sum(dim=1)
 
