@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from arr_coc.config import CellBox, Grid, cell_count
 from arr_coc.families.family import Encoded, Family, Inputs
 from arr_coc.families.language_attention import Asking, attending_layers, reading_attention
+from arr_coc.prompting.first_look.introspection import READ
 from arr_coc.prompting.layout import Prompt, build, check_selections, read_prompt
 from arr_coc.prompting.prune import Pruning
 from arr_coc.prompting.question import find_chat, find_question
@@ -31,8 +32,6 @@ from arr_coc.selectors.registry import selector_name
 from arr_coc.selectors.rules import FullSelector
 from arr_coc.selectors.smaller_picture import nearest_cells
 
-# the arguments of a glance
-_GLANCED = ("input_ids", "attention_mask", "position_ids", "mm_encoder_outputs")
 Levels = tuple[Tensor, ...]  # features [n, D] of one picture, then its DeepStack levels
 
 
@@ -91,7 +90,7 @@ class Glancing(Shortening):
             return
         given = self.first.build().inputs
         # what else the caller passed, such as a cache or options of `generate`, belongs to the final prompt
-        arguments = {name: given[name] for name in _GLANCED if name in given}
+        arguments = {name: given[name] for name in READ if name in given}
         attention, confidence = self._look(arguments)
         standing = attention
         if self.selector.needs_standing:

@@ -37,7 +37,7 @@ SHARE, FEWEST, MOST = 1 / 16, 16, 256
 # Words of a question whose attention is read; of longer ones the last. Each of them looks at all cells in all heads.
 MOST_WORDS = 256
 # the arguments of a pass that only reads
-_READ = ("input_ids", "attention_mask", "position_ids", "mm_encoder_outputs")
+READ = ("input_ids", "attention_mask", "position_ids", "mm_encoder_outputs")
 
 
 def pooled_grid(grid: Grid) -> Grid:
@@ -130,7 +130,7 @@ def introspect(
         Selection(torch.from_numpy(picture.cells), picture.levels[0], picture.levels[1:]) for picture in pictures
     ]
     arguments, _ = build(family, inputs, prompt, positions, encoded, selections, chosen, "prune")
-    short = {name: arguments[name] for name in _READ if name in arguments}
+    short = {name: arguments[name] for name in READ if name in arguments}
     source, valid = (part.numpy() for part in choose_columns(prompt, chosen, torch.device("cpu")))
     finer = _find_cells(family, prompt, positions, source, valid, pictures, short["input_ids"].device)
     attention = _read(family, short, _find_asking(family, prompt, source, valid, chat), valid, finer, layers)  # [B, M]
@@ -170,7 +170,7 @@ def introspect_gestalts(
     ]
     gazes = [Gazed(gestalt.places, grid, len(gestalt.places)) for gestalt, grid in zip(gestalts, grids, strict=True)]
     arguments, _ = build(family, inputs, prompt, positions, {"image": encoded}, selections, chosen, "saccade", gazes)
-    short = {name: arguments[name] for name in _READ if name in arguments}
+    short = {name: arguments[name] for name in READ if name in arguments}
     source, valid = (part.numpy() for part in choose_columns(prompt, chosen, torch.device("cpu")))
     attention = _read(family, short, _find_asking(family, prompt, source, valid, chat), valid)  # [B, L']
     found = []
