@@ -11,17 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from arr_coc.config import CellBox, Grid, cell_count
 from arr_coc.families.family import Encoded, Family, Inputs
 from arr_coc.families.language_attention import Asking, attending_layers, reading_attention
-from arr_coc.prompting.first_look.introspection import READ
+from arr_coc.prompting.first_look.introspection import READ, find_words
 from arr_coc.prompting.layout import Prompt, build, check_selections, read_prompt
 from arr_coc.prompting.prune import Pruning
-from arr_coc.prompting.question import find_chat, find_question
 from arr_coc.prompting.resize import resize_prompt, restate_prompt
 from arr_coc.prompting.settings import Settings
 from arr_coc.prompting.sharing import share_budget
@@ -94,7 +92,7 @@ class Glancing(Shortening):
         attention, confidence = self._look(arguments)
         standing = attention
         if self.selector.needs_standing:
-            hidden = self._find_words()
+            hidden = find_words(self.family, self.first.prompt, self.settings.chat)
             mask = arguments["attention_mask"] * upload(torch.from_numpy(~hidden), arguments["attention_mask"].device)
             standing, _ = self._look({**arguments, "attention_mask": mask})
         glances = zip(spans, self.small, attention, standing, strict=True)
@@ -129,13 +127,6 @@ class Glancing(Shortening):
         if self.selector.layer is None:
             return layers
         return [layers[round(self.selector.layer * (len(layers) - 1))]]
-
-    def _find_words(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Where the question's words are in the prompt with small pictures, `[B, L]`."""
-        prompt, family = self.first.prompt, self.family
-        visual = np.isin(prompt.ids, [family.token_id(kind) for kind in family.kinds])
-        chat = self.settings.chat or find_chat(family)
-        return find_question(prompt.ids, prompt.mask, visual, family.special_ids(), chat, prompt.labels)
 
     def encode_chosen(self) -> None:
         """Encode what is to be read and is not encoded yet."""

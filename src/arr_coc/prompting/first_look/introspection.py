@@ -26,7 +26,7 @@ from arr_coc.gaze.gestalt import Gestalt
 from arr_coc.gaze.plan import GazePlan
 from arr_coc.prompting.cache import calling
 from arr_coc.prompting.layout import Gazed, Prompt, build, choose_columns
-from arr_coc.prompting.question import ChatTokens, Ints, find_chat, find_question
+from arr_coc.prompting.question import Bools, ChatTokens, Ints, find_chat, find_question
 from arr_coc.prompting.settings import Settings
 from arr_coc.runtime.tensors import upload
 from arr_coc.selectors.contract import Selection
@@ -186,11 +186,16 @@ def introspect_gestalts(
     return found
 
 
-def _find_asking(family: Family, prompt: Prompt, source: Ints, valid: Any, chat: ChatTokens | None) -> Any:
-    """Masks `[B, 2, L']` of the last token before an answer, and of the question's words, in the shorter prompt."""
+def find_words(family: Family, prompt: Prompt, chat: ChatTokens | None) -> Bools:
+    """Where the question's words are in a prompt, a mask `[B, L]`."""
     visual = np.isin(prompt.ids, [family.token_id(kind) for kind in family.kinds])
     chat = chat or find_chat(family)
-    words = find_question(prompt.ids, prompt.mask, visual, family.special_ids(), chat, prompt.labels)  # [B, L]
+    return find_question(prompt.ids, prompt.mask, visual, family.special_ids(), chat, prompt.labels)
+
+
+def _find_asking(family: Family, prompt: Prompt, source: Ints, valid: Bools, chat: ChatTokens | None) -> Bools:
+    """Masks `[B, 2, L']` of the last token before an answer, and of the question's words, in the shorter prompt."""
+    words = find_words(family, prompt, chat)  # [B, L]
     read = prompt.mask.copy()
     if prompt.labels is not None:
         learned = prompt.mask & (prompt.labels != -100)
@@ -211,7 +216,7 @@ def _find_cells(
     prompt: Prompt,
     positions: Tensor,
     source: Ints,
-    valid: Any,
+    valid: Bools,
     pictures: Sequence[_Pooled],
     device: torch.device,
 ) -> FinerCells:
@@ -248,8 +253,8 @@ def _find_cells(
 def _read(
     family: Family,
     arguments: dict[str, Any],
-    groups: Any,
-    valid: Any,
+    groups: Bools,
+    valid: Bools,
     finer: FinerCells | None = None,
     numbers: Sequence[int] | None = None,
 ) -> Tensor:
