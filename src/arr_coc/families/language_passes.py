@@ -128,7 +128,7 @@ class Lease:
             valid = call.mask.bool()
             before = torch.ones(valid.shape[1], valid.shape[1], dtype=torch.bool, device=valid.device).tril()  # [n, n]
             # padding looks at itself: with nothing to look at, attention would not be a number
-            mask = before & (valid[:, None, None] | ~valid[:, None, :, None])  # [B, 1, n, n]
+            mask = _as_bias(before & (valid[:, None, None] | ~valid[:, None, :, None]), embeds.dtype)  # [B, 1, n, n]
         cache = DynamicCache(config=language.config) if call.cache is None else call.cache
         hidden = _run(_lean_reader(language), embeds, call.positions, mask, cache, levels)
         return self._output(hidden, cache)
@@ -156,7 +156,8 @@ class Lease:
             deepstack, (valid, start) = list(rest[: len(levels)]), rest[len(levels) : len(levels) + 2]
             places = start + torch.arange(size, device=start.device)  # [n]
             before = torch.arange(room.size, device=start.device) <= places[:, None]  # [n, S]
-            mask = (before & valid[:, None, None]).repeat(1, 1, share, 1)  # [B, 1, share * n, S]
+            bias = _as_bias(before & valid[:, None, None], embeds.dtype)  # [B, 1, n, S]
+            mask = bias.repeat(1, 1, share, 1)  # [B, 1, share * n, S]
             return (_run(_lean_reader(language, GROUPED), embeds, positions, mask, room.cache(places), deepstack),)
 
         start = torch.full((1,), length, device=embeds.device)
@@ -246,6 +247,11 @@ def _run(
     )  # fmt: skip
     hidden: Tensor = output.last_hidden_state
     return hidden
+
+
+def _as_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Minus infinity where a mask is False: attention would make this of it once more in every layer."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
 def _extend_all(size: int, embeds: Tensor, positions: Tensor, levels: Sequence[Tensor]) -> list[Tensor]:

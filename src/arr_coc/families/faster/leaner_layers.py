@@ -29,8 +29,8 @@ def attend_grouped(
     Args:
         query (`Tensor` of shape `[B, heads, n, d]`): of the new tokens.
         key, value (`Tensor` of shape `[B, groups, S, d]`): of all places.
-        attention_mask (`Tensor` of shape `[B, 1, share * n, S]`): False where a token does not look, for each of the
-            heads that share keys.
+        attention_mask (`Tensor` of shape `[B, 1, share * n, S]`): minus infinity where a token does not look, else 0,
+            for each of the heads that share keys.
     """
     batch, heads, count, width = query.shape
     share = heads // key.shape[1]
