@@ -47,27 +47,14 @@ def text_block(block: Any, hidden: Tensor, cos: Tensor, sin: Tensor, mask: Tenso
     return out[0] if isinstance(out, tuple) else out
 
 
-def see(blocks: Sequence[Any], hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Some layers of the encoder, one after the other."""
-    for block in blocks:
-        hidden = vision_block(block, hidden, cos, sin)
-    return hidden
-
-
-def understand(blocks: Sequence[Any], hidden: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
-    """Some layers of the language model, one after the other."""
-    for block in blocks:
-        hidden = text_block(block, hidden, cos, sin, mask)
-    return hidden
-
-
 class FastPath:
     """Runs a tiny Qwen3-VL on dense batches."""
 
     def __init__(self, model: Any, compiled: bool) -> None:
         self.visual, self.language = model.model.visual, model.model.language_model
-        self.see = torch.compile(see, dynamic=True) if compiled else see
-        self.understand = torch.compile(understand, dynamic=True) if compiled else understand
+        # layer by layer: all layers of a kind share what is compiled, which takes a sixth of the time
+        self.vision_block = torch.compile(vision_block, dynamic=True) if compiled else vision_block
+        self.text_block = torch.compile(text_block, dynamic=True) if compiled else text_block
         self.patches = torch.compile(patches, dynamic=True) if compiled else patches
         self.known: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
 
@@ -100,6 +87,18 @@ class FastPath:
             begin = number + 1
         hidden = self.see(visual.blocks[begin:], hidden, cos, sin)
         return visual.merger(hidden.flatten(0, 1)).unflatten(0, (len(pictures), -1)), levels
+
+    def see(self, blocks: Sequence[Any], hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Some layers of the encoder, one after the other."""
+        for block in blocks:
+            hidden = self.vision_block(block, hidden, cos, sin)
+        return hidden
+
+    def understand(self, blocks: Sequence[Any], hidden: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+        """Some layers of the language model, one after the other."""
+        for block in blocks:
+            hidden = self.text_block(block, hidden, cos, sin, mask)
+        return hidden
 
     def read(self, batch: dict[str, Any], tokens: Tensor, levels: list[Tensor]) -> Tensor:
         """Last hidden states `[B, T, D]` of the questions' text, each question by itself."""
