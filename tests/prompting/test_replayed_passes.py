@@ -30,6 +30,7 @@ from transformers import DynamicCache
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer, attach, detach
 from arr_coc.families import language_graph, language_passes, open_family, room
+from arr_coc.families.faster.leaner_layers import TurnedTogether, lean_language_model
 from arr_coc.families.language_graph import replayed_passes
 from arr_coc.families.language_passes import Lease
 from arr_coc.families.recordable import State, read_state, unchanged_modules
@@ -1136,3 +1137,22 @@ def test_hooks_that_only_listen_are_no_obstacle(model, passes):
     assert any(part._forward_hooks for part in model.model.language_model.modules())
     assert torch.equal(generate(model, data), right)
     assert kinds(passes)[0] == "first"
+
+
+def test_a_lean_copy_turns_queries_and_keys_in_one_go():
+    language = tiny_model("qwen3_vl").model.language_model
+    twin = lean_language_model(language)
+    assert {type(layer.self_attn) for layer in twin.layers} == {TurnedTogether}
+    assert not any(isinstance(layer.self_attn, TurnedTogether) for layer in language.layers)
+    hidden = torch.randn(2, 5, language.config.hidden_size)
+    places = torch.randint(0, 50, (3, 2, 5))
+    mask = torch.zeros(2, 1, 5, 5).masked_fill(~torch.ones(5, 5, dtype=torch.bool).tril(), -torch.inf)
+    found = []
+    for model in (language, twin):
+        with torch.no_grad():
+            rotary = model.rotary_emb(hidden, places)
+            found.append(model.layers[0].self_attn(hidden, rotary, mask, past_key_values=DynamicCache())[0])
+    torch.testing.assert_close(*found, **TOLERANCE)
+    plain = language.rotary_emb(hidden, places)  # sines without signs: the copy needs its own
+    wrong = twin.layers[0].self_attn(hidden, plain, mask, past_key_values=DynamicCache())[0]
+    assert not torch.allclose(found[0], wrong, **TOLERANCE)

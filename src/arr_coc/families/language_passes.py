@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModelOutputWithPast
 
-from arr_coc.families.faster.leaner_layers import GROUPED, lean_layer, with_fused_norms
+from arr_coc.families.faster.leaner_layers import GROUPED, lean_language_model
 from arr_coc.families.recordable import State
 from arr_coc.families.room import Room
 from arr_coc.runtime.cuda_graphs import may_replay
@@ -232,9 +232,7 @@ def _reader(language: Any) -> Any:
 
 def _lean_reader(language: Any, attention: str | None = None) -> Any:
     """The same with leaner layers, where the result need not be the same to the last bit."""
-    reader = _reader(with_fused_norms(language))
-    reader.__dict__["layers"] = [lean_layer(layer, attention) for layer in language.layers]
-    return reader
+    return _reader(lean_language_model(language, attention))
 
 
 def _run(
