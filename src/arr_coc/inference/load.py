@@ -25,6 +25,7 @@ from arr_coc.families.family import family_class
 from arr_coc.families.faster.cpu_layers import use_cpu_layers
 from arr_coc.families.faster.leaner_layers import PatchProjection
 from arr_coc.inference.clips import Qwen2VLClips, Qwen3VLClips
+from arr_coc.inference.table_pictures import Qwen2VLImageProcessorPil
 from arr_coc.realizing import ARRCOCLayer
 from arr_coc.runtime.hub import CONFIG_NAME, UnreachableError, find_file
 from arr_coc.runtime.tensors import input_device
@@ -115,6 +116,8 @@ def without_torchvision(cls: type[Any]) -> type[Any]:
         parts = [
             auto.from_pretrained(place, **hub) for auto in (transformers.AutoImageProcessor, transformers.AutoTokenizer)
         ]
+        if type(parts[0]) is transformers.Qwen2VLImageProcessorPil:
+            parts[0].__class__ = Qwen2VLImageProcessorPil  # the same settings and results
         try:
             parts.append(clips.from_pretrained(place, **hub))
         except OSError:  # it was saved without a video processor
