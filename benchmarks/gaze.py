@@ -227,6 +227,7 @@ def main(
     tiny: Annotated[bool, typer.Option(help="Small shapes, to try the script.")] = False,
     model_name: Annotated[str, typer.Option("--model", help="Only models whose name contains this.")] = "",
     whole_answers: Annotated[bool, typer.Option("--answers/--no-answers", help="Whole answers, too.")] = True,
+    append_only: Annotated[bool, typer.Option("--append-only", help="Nothing but appended tokens.")] = False,
     compiled: Annotated[bool, typer.Option(help="Compile the language model's layers.")] = False,
 ) -> None:
     target = torch.device(device)
@@ -249,11 +250,14 @@ def main(
                 compile_layers(model)
             for pixels, size in sizes.items():
                 picture = torch.randint(0, 256, (3, *size), dtype=torch.uint8, device=target)
-                block = measure(model, name, pixels, picture, clock, repeats if pixels == 12 else min(7, repeats))
-                rows = [row for row in rows if (row["model"], row["megapixels"]) != (name, pixels)] + block
-                if whole_answers and pixels == (2 if tiny else 12):
+                usual = pixels == (2 if tiny else 12)
+                if not append_only:
+                    block = measure(model, name, pixels, picture, clock, repeats if pixels == 12 else min(7, repeats))
+                    rows = [row for row in rows if (row["model"], row["megapixels"]) != (name, pixels)] + block
+                if usual and whole_answers and not append_only:
                     block = measure_answers(model, name, pixels, picture, clock, repeats, lengths)
                     answers = [row for row in answers if row["model"] != name] + block
+                if usual and (whole_answers or append_only):
                     append = measure_append(model, name, picture, clock, repeats)
                     appended = [row for row in appended if row["model"] != name] + [append]
                 if out is not None:
