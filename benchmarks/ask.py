@@ -8,6 +8,7 @@ the machine falls on both. `first` is the first answer of a process, as in `make
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import statistics
@@ -16,6 +17,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from importlib import import_module
 from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
@@ -38,6 +40,8 @@ CELL = 32
 
 def serve() -> None:
     """Open the model, then answer for each line on standard input and print the milliseconds of answer and overlay."""
+    with contextlib.suppress(ImportError):  # as the command does; earlier versions do not
+        import_module("arr_coc.runtime.freed_memory").keep_freed_memory()
     quiet_loading()
     image = open_picture(Path(str(files("arr_coc") / "assets" / "examples" / "shapes.png"))).image
     vlm = ARRCOCQwen.from_pretrained(*find_names(None, None))

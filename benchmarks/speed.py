@@ -313,12 +313,13 @@ def margins(speed: Speed) -> str:
     large, small = (speed.rows[model, 12, "saccade"]["first_token"]["iqr_ms"] for model in (LARGE, SMALL))
     unrested = speed.repeats["ten questions over one"][0]
     return paragraph(
-        f"Appending with {SMALL} took {times[0]:.2f} to {times[-1]:.2f} ms in {len(times)} runs, {slow:.2f} on a slower "
-        f"host, before queries and keys were turned in one go, and takes {now['median_ms']:.2f} ms since (interquartile "
-        f"range {now['iqr_ms']:.1f}). Two goals are met by less than the spread, and another run may miss them: the "
-        f"first token of {LARGE} (interquartile range {large:.1f} ms) and the ratio of {SMALL} (gaze "
-        f"{small:.1f} ms). Ten questions were also measured without a rest before each call: {unrested['saccade']:.1f} "
-        f"in mode `saccade`, which misses the goal, and {unrested['prune']:.2f} in mode `prune`."
+        f"Appending with {SMALL} took {times[0]:.2f} to {times[-1]:.2f} ms in {len(times)} runs, {slow:.2f} on a "
+        f"slower host, before queries and keys were turned in one go, and takes {now['median_ms']:.2f} ms since "
+        f"(interquartile range {now['iqr_ms']:.1f}). Two goals are met by less than the spread, and another "
+        f"run may miss them: the first token of {LARGE} (interquartile range {large:.1f} ms) and the ratio of {SMALL} "
+        f"(gaze {small:.1f} ms). Ten questions were also measured without a rest before each call: "
+        f"{unrested['saccade']:.1f} in mode `saccade`, which misses the goal, and {unrested['prune']:.2f} in mode "
+        "`prune`."
     )
 
 

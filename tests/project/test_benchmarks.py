@@ -151,13 +151,11 @@ def test_the_goals_that_are_missed_are_named(load):
     benchmark = load("speed")
     speed = benchmark.read_speed()
     missed = [goal.what for goal in benchmark.goals(speed) if not goal.met]
-    assert missed == [
-        "100 tokens appended to 600, Qwen3-VL-2B",
-        "an answer of the embedded model on two CPU cores, over the time before",
-    ]
+    assert not missed
     page = (ROOT.parent / "docs" / "performance.md").read_text()
-    assert all(f"| {what} |" in page for what in missed)
-    assert page.count("| **no** |") == len(missed)
+    assert page.count("| **no** |") == 0
+    speed.cpu = 0.71
+    assert benchmark.goals_table(speed).count("| **no** |") == 1
 
 
 def test_repeated_measurements_hold_the_reported_ones():

@@ -11,6 +11,7 @@ import typer
 
 from arr_coc._version import __version__
 from arr_coc.cli import ask, bench, compare, demo, evaluate, export_space, look, train, world
+from arr_coc.runtime.freed_memory import keep_freed_memory
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -46,4 +47,5 @@ app.command("export-space")(export_space.export_space)
 
 def main() -> None:
     """Run the `arr-coc` command."""
+    keep_freed_memory()
     app()

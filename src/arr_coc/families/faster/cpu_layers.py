@@ -19,8 +19,9 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionAttentio
 FEW_ROWS = 16
 # With fewer patches than this, attention in one call is quicker than in products.
 FEW_PATCHES = 256
-# Attention of some patches at a time, so that their scores stay in the CPU's cache.
-MOST_SCORES = 2**19
+# Attention of some patches at a time, so that their scores, 1 MB, stay in the CPU's cache and need no new memory: from
+# 2 MB on, the C library gives it back to the system after each product, and takes it again, which costs more than both.
+MOST_SCORES = 2**18
 
 
 def can_multiply(values: Tensor, *weights: Tensor | None) -> bool:
