@@ -274,17 +274,18 @@ class TokenAllocator(nn.Module):
         return finish_plan(plan, plan.report.tolist(), relevance[0].numel())
 
 
-def finish_plan(plan: Plan, report: Sequence[Sequence[float]], total: int) -> Plan:
+def finish_plan(plan: Plan, report: Sequence[Sequence[float]], total: int, asked: bool = False) -> Plan:
     """Cut a plan to the lengths in its report, and say why these tokens were kept.
 
     Args:
         plan (`Plan`): from [`TokenAllocator.plan`].
         report (`Sequence[Sequence[float]]`): the rows of its `report`, now on the host.
         total (`int`): number of cells of each picture.
+        asked (`bool`, *optional*, defaults to `False`): whether the model itself was asked where it looks.
     """
     counts = [int(row[0]) for row in report]
     most = max(counts)
-    explained = [_explain(row, total) for row in report]
+    explained = [_explain(row, total, asked) for row in report]
     return plan._replace(
         indices=plan.indices[:, :most],
         mask=plan.mask[:, :most],
@@ -301,7 +302,7 @@ def _first(order: Tensor, places: Tensor, count: Tensor) -> Tensor:
     return chosen.scatter_(1, order, places < count[:, None])
 
 
-def _explain(report: Sequence[float], total: int) -> tuple[str, str]:
+def _explain(report: Sequence[float], total: int, asked: bool) -> tuple[str, str]:
     count, fallback, structure, match, spread = report
     kept = f"{int(count)} of {total} tokens"
     if count >= total:
@@ -313,7 +314,8 @@ def _explain(report: Sequence[float], total: int) -> tuple[str, str]:
         )
     points = "the question points to a place" if match >= 1 else "the question points nowhere in particular"
     shape = "focused" if spread < 1 / 3 else "spread out" if spread > 2 / 3 else "moderately focused"
+    whose = "that matter most, by where the model itself looks" if asked else "that matter most"
     return "relevance", (
-        f"the {kept} that matter most: relevance is {shape} ({spread:.2f} of the largest entropy), "
+        f"the {kept} {whose}: relevance is {shape} ({spread:.2f} of the largest entropy), "
         f"{points} ({match:.2f}; chance is below 1)"
     )

@@ -1,5 +1,8 @@
 """Balancing: opponent processing. Question and picture together decide how the three scores are weighted.
 
+If the model itself was asked where it looks, its voice is multiplied by what the three scores say. How far it is
+followed, and how much the scores may take away, is weighed by question and picture too.
+
 The balancer also sets three tensions in [0, 1] that steer the allocation:
 
 | tension   | 0        | 1             | governs                                                       |
@@ -30,6 +33,11 @@ ORDINARY_STRENGTH = (0.2, 0.2, 0.2)
 FLAT = 0.05
 _NEUTRAL_TENSIONS = (0.5, 0.2, 0.2)
 _STATISTICS = 4  # mean, maximum, deviation, strength
+# Where the model itself was asked: the logarithm of the voice's exponent, the logit of the least that the three scores
+# leave of it, and what is added to the logit of `explore`.
+_FOLLOWING = (0.0, 0.0, -3.0)
+# A voice of 0 would have no gradient in a power below 1.
+_FAINT = 1e-4
 
 
 class Balance(NamedTuple):
@@ -61,7 +69,8 @@ class AdaptiveTensionBalancer(nn.Module):
     Weights are sigmoids, not a softmax: relevance is higher where more of everything is needed. They start equal for
     maps of ordinary strength; a weak map counts less, a strong one more. Tensions start neutral at ordinary strength; a
     question that points nowhere raises `explore`, the rest is left to training. The learned correction is zero at
-    first, and so is the spread of relevance to neighbouring cells (a model that reads a word needs all of it).
+    first, and so is the spread of relevance to neighbouring cells (a model that reads a word needs all of it). Where
+    the model itself looks, the scores may halve relevance at first, and little is explored.
 
     Example:
 
@@ -98,9 +107,14 @@ class AdaptiveTensionBalancer(nn.Module):
         last = nn.Linear(width, len(neutral), bias=False)
         nn.init.zeros_(last.weight)
         self.correction = nn.Sequential(nn.LayerNorm(context), nn.Linear(context, width), nn.GELU(), last)
+        self.following = nn.Parameter(torch.tensor(_FOLLOWING))
+        self.trust = nn.Linear(width, len(_FOLLOWING), bias=False)
+        nn.init.zeros_(self.trust.weight)
 
-    def forward(self, information: Tensor, perspectival: Tensor, participation: Participation) -> Balance:
-        """Combine score maps `[B, t, h, w]` into one relevance map."""
+    def forward(
+        self, information: Tensor, perspectival: Tensor, participation: Participation, voice: Tensor | None = None
+    ) -> Balance:
+        """Combine score maps `[B, t, h, w]`, and the model's own voice if it was asked, into one relevance map."""
         shape = information.shape
         maps = torch.stack([information, perspectival, participation.score], dim=1).flatten(2)  # [B, 3, N]
         low, high = maps.amin(dim=-1), maps.amax(dim=-1)  # [B, 3]
@@ -109,12 +123,28 @@ class AdaptiveTensionBalancer(nn.Module):
         strength = ((high - mean) / self.ordinary).clamp(max=2)
         statistics = torch.stack([mean, high, deviation, strength], dim=-1).flatten(1)  # [B, 12]
         context = torch.cat([participation.question, participation.gestalt, statistics], dim=-1)
-        logits = self.neutral + self.correction(context)  # [B, 6]
+        hidden = self.correction[:-1](context)
+        logits = self.neutral + self.correction[-1](hidden)  # [B, 6]
         weights = torch.sigmoid(logits[:, :3] + self.gain * (strength - 1))
         tensions = torch.sigmoid(logits[:, 3:] + (strength - 1) @ self.lean)
         stretched = (maps - low[..., None]) / (high - low).clamp(min=FLAT)[..., None]  # [B, 3, N]
         relevance = (weights[..., None] * stretched).mean(dim=1)  # not a weighted mean: strength itself counts
-        return Balance(self._spread_around(relevance.view(shape)), weights, tensions)
+        relevance = self._spread_around(relevance.view(shape))
+        if voice is None:
+            return Balance(relevance, weights, tensions)
+        exponent, floor, explore = (self.following + self.trust(hidden)).unbind(dim=-1)  # [B] each
+        moved = torch.sigmoid(torch.logit(tensions[:, 1]) + explore)
+        tensions = torch.stack([tensions[:, 0], moved, tensions[:, 2]], dim=-1)
+        return Balance(self._follow(relevance, voice, exponent.exp(), torch.sigmoid(floor)), weights, tensions)
+
+    @staticmethod
+    def _follow(relevance: Tensor, voice: Tensor, exponent: Tensor, floor: Tensor) -> Tensor:
+        """The voice `[B, t, h, w]` to a power `[B]`, times what relevance, from `floor` `[B]` to 1, leaves of it."""
+        exponent, floor = (part[:, None, None, None] for part in (exponent, floor))
+        low, high = relevance.amin(dim=(1, 2, 3), keepdim=True), relevance.amax(dim=(1, 2, 3), keepdim=True)
+        # scores that are flat take nothing away
+        stretched = 1 - (high - relevance) / (high - low).clamp(min=FLAT)
+        return voice.clamp(min=_FAINT) ** exponent * (floor + (1 - floor) * stretched)
 
     def _spread_around(self, relevance: Tensor) -> Tensor:
         """Spread relevance `[B, t, h, w]` to neighbouring cells by learned weights; it stays in [0, 1]."""

@@ -30,6 +30,9 @@ from typing import Any, Literal, SupportsIndex, get_args
 from arr_coc._version import __version__
 
 ChannelSet = Literal["core", "full"]
+# Whether the model is asked where it looks before anything is chosen: always, where few tokens stay, never; or always,
+# but only through so many of its layers.
+Introspect = Literal["auto", "on", "off"] | int
 Budget = int | float | Literal["auto"]
 # A budget of a whole prompt: `{"total": 512}` is shared among its pictures before a selector sees it.
 PromptBudget = Budget | Mapping[str, int]
@@ -117,6 +120,30 @@ def check_prompt_budget(budget: object) -> PromptBudget:
     return {"total": int(total)}
 
 
+def check_introspect(introspect: object) -> Introspect:
+    """Return the setting if it is valid, and raise otherwise.
+
+    Args:
+        introspect (`"auto"`, `"on"`, `"off"` or `int`): a number is how many layers of the language model are read.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.config import check_introspect
+    >>> check_introspect("auto"), check_introspect(12)
+    ('auto', 12)
+
+    ```
+    """
+    if introspect in ("auto", "on", "off"):
+        return introspect
+    if isinstance(introspect, bool) or not isinstance(introspect, int):
+        raise ValueError(f"`introspect` must be 'auto', 'on', 'off' or a number of layers, got {introspect!r}")
+    if introspect < 1:
+        raise ValueError(f"`introspect` must read at least 1 layer, got {introspect}; use 'off' to read none")
+    return introspect
+
+
 @dataclass(frozen=True, kw_only=True)
 class ARRCOCConfig:
     """Configuration of an [`ARRCOCLayer`].
@@ -150,6 +177,8 @@ class ARRCOCConfig:
         compressor_levels (`int`, *optional*, defaults to 0):
             Encoder levels (its output, then DeepStack's) that the learned compressor handles; 0 for no compressor. See
             [`~arr_coc.gaze.compression.ConvCompressor`].
+        introspect (`"auto"`, `"on"`, `"off"` or `int`, *optional*, defaults to `"off"`):
+            Whether the model itself is asked where it looks, when a call does not say. See [`~arr_coc.prepare`].
         seed (`int`, *optional*, defaults to 0):
             Seed of the fixed orthogonal projections and of the convolutions behind zero-initialised corrections.
         arr_coc_version (`str`, *optional*):
@@ -179,6 +208,7 @@ class ARRCOCConfig:
     base_model_name_or_path: str | None = None
     base_model_edition: int | None = None
     compressor_levels: int = 0
+    introspect: Introspect = "off"
     seed: int = 0
     arr_coc_version: str = __version__
 
@@ -218,6 +248,7 @@ class ARRCOCConfig:
                 "raise `max_tokens` or lower `min_tokens`"
             )
         check_budget(self.budget)
+        check_introspect(self.introspect)
 
     @classmethod
     def for_model(cls, model: Any, **changes: Any) -> ARRCOCConfig:

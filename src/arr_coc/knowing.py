@@ -157,6 +157,27 @@ class PerspectivalScorer(nn.Module):
         return torch.sigmoid(torch.logit(saliency, eps=1e-5) + self.correction(texture)[:, 0])
 
 
+def hear(attended: Tensor) -> Tensor:
+    """The attention `[B, t, h, w]` that the model itself pays the cells, as a voice in [0, 1].
+
+    The square root, because a few cells get most of the attention; then each picture's range. Even attention, which
+    says nothing, is 1 everywhere.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc.knowing import hear
+    >>> hear(torch.tensor([0.0, 0.04, 0.16]).view(1, 1, 1, 3)).flatten()
+    tensor([0.0000, 0.5000, 1.0000])
+
+    ```
+    """
+    root = attended.float().clamp(min=0).sqrt()
+    low, high = root.amin(dim=(1, 2, 3), keepdim=True), root.amax(dim=(1, 2, 3), keepdim=True)
+    return 1 - (high - root) / (high - low).clamp(min=1e-9)
+
+
 class Participation(NamedTuple):
     """Output of the [`ParticipatoryScorer`].
 

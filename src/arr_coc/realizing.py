@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from arr_coc.attending import Plan, TokenAllocator, finish_plan, resolve_budget
 from arr_coc.balancing import SCORES, AdaptiveTensionBalancer, Balance, Judgement
-from arr_coc.config import UNTRAINED, ARRCOCConfig, Budget, Grid, cell_count, check_grid
+from arr_coc.config import UNTRAINED, ARRCOCConfig, Budget, Grid, Introspect, cell_count, check_grid
 from arr_coc.gaze.compression import make_compressor
-from arr_coc.knowing import InformationScorer, ParticipatoryScorer, PerspectivalScorer
+from arr_coc.knowing import InformationScorer, ParticipatoryScorer, PerspectivalScorer, hear
 from arr_coc.pixels.mipmaps import Mipmaps
 from arr_coc.pixels.saliency import picture_structure
 from arr_coc.runtime.cuda_graphs import GraphCache, may_replay
@@ -83,6 +83,7 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
     ordered = True
     reads_question = True
     checked = True
+    added = ("balancer.following", "balancer.trust.weight")
     structure_channels: Tensor
 
     def __init__(self, config: ARRCOCConfig, text_detector: TextDetector | None = None) -> None:
@@ -113,11 +114,16 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         """The budget when a call gives none."""
         return self.config.budget
 
+    @property
+    def introspect(self) -> Introspect:  # type: ignore[override]
+        """Whether the model is asked where it looks when a call does not say."""
+        return self.config.introspect
+
     @torch.no_grad()
     def _initialise(self, seed: int) -> None:
         """Fixed orthogonal projections; the last layer of each learned correction stays zero."""
         generator = torch.Generator("cpu").manual_seed(seed)
-        last = (self.perspectival.correction[-1], self.balancer.correction[-1])
+        last = (self.perspectival.correction[-1], self.balancer.correction[-1], self.balancer.trust)
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Conv2d) and module not in last:
                 # drawn on the CPU, so that the weights are the same on any device
@@ -145,6 +151,7 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         cells: tuple[int, ...] | None = None,
         picture: Tensor | Mipmaps | None = None,
         word_mask: Tensor | None = None,
+        attended: Tensor | None = None,
         budget: Budget | None = None,
         previous: PreviousFrame | None = None,
         details: bool = False,
@@ -160,6 +167,8 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
             picture (`Tensor` of shape `[B, 3, H, W]` or `[B, t, 3, H, W]`, *optional*): in [0, 1]; or the
                 mipmaps of as many stills.
             word_mask (`Tensor` of shape `[B, Q]`, *optional*): False for padding words.
+            attended (`Tensor` of shape `[B, cells]`, *optional*): attention that the language model itself pays each
+                cell when it is asked the question.
             budget (`int`, `float` or `"auto"`, *optional*): overrides the config's.
             previous (`PreviousFrame`, *optional*): from [`~ARRCOCLayer.remember`]; for single frames.
             details (`bool`, *optional*, defaults to `False`): return the texture and the pull of each word.
@@ -168,7 +177,7 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         grid = check_grid(grid)
         cells = grid if cells is None else check_grid(cells, "cells")
         count = resolve_budget(self.config.budget if budget is None else budget, cell_count(cells))
-        frames = check_inputs(self.config, tokens, words, grid, cells, picture, word_mask, previous)
+        frames = check_inputs(self.config, tokens, words, grid, cells, picture, word_mask, previous, attended)
         resolved: Budget = "auto" if count is None else count
         settings = (grid, cells, resolved, previous)
         recordable = previous is None and self.text_detector is None and self.use_graphs
@@ -177,13 +186,13 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         # in half precision near-equal cells would change places, so a caller's autocast ends here
         with torch.autocast(tokens.device.type, enabled=False):
             if small and recordable and may_replay(tokens):
-                results = self._replay(tokens, words, word_mask, frames, settings)
+                results = self._replay(tokens, words, word_mask, attended, frames, settings)
             else:
-                results = self._compute(tokens, words, word_mask, frames, *settings)
+                results = self._compute(tokens, words, word_mask, attended, frames, *settings)
         scores, balance, plan, texture, pull, ends = results
         batch = tokens.shape[0]
         report = read_report(torch.cat([ends, plan.report.flatten()]), batch, frames is not None)
-        plan = finish_plan(plan, report, cell_count(cells))
+        plan = finish_plan(plan, report, cell_count(cells), attended is not None)
 
         kept = None
         if cells == grid and gather:
@@ -204,6 +213,7 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
             reason=plan.reason,
             texture=texture if details else None,
             word_pull=pull[:, : words.shape[1]] if details else None,
+            voice=None if attended is None else hear(attended.view_as(balance.relevance)),
         )
 
     def _replay(
@@ -211,20 +221,21 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         tokens: Tensor,
         words: Tensor,
         word_mask: Tensor | None,
+        attended: Tensor | None,
         frames: Tensor | Mipmaps | None,
         settings: tuple[Any, ...],
     ) -> _Results:
         """[`_compute`] through the cache of CUDA graphs."""
         weights = tuple(parameter.data_ptr() for parameter in self.parameters())
-        inputs = (tokens, *pad_words(words, word_mask))
+        inputs = (tokens, *pad_words(words, word_mask), attended)
         if not isinstance(frames, Mipmaps):
             from_frames: _Results = self._graphs(self._compute, (*inputs, frames), (*settings, weights))
             return from_frames
         count = len(frames.tensors)
 
         # a recording takes tensors alone: the mipmaps are taken apart and put together again inside it
-        def compute(tokens: Tensor, words: Tensor, mask: Tensor, *rest: Any) -> _Results:
-            return self._compute(tokens, words, mask, frames.with_tensors(rest[:count]), *rest[count + 2 :])
+        def compute(tokens: Tensor, words: Tensor, mask: Tensor, attended: Tensor | None, *rest: Any) -> _Results:
+            return self._compute(tokens, words, mask, attended, frames.with_tensors(rest[:count]), *rest[count + 2 :])
 
         sizes = (frames.level, frames.size)
         from_mipmaps: _Results = self._graphs(compute, (*inputs, *frames.tensors), (*sizes, *settings, weights))
@@ -235,6 +246,7 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         tokens: Tensor,
         words: Tensor,
         word_mask: Tensor | None,
+        attended: Tensor | None,
         frames: Tensor | Mipmaps | None,
         grid: Grid,
         cells: Grid,
@@ -245,7 +257,9 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         """Everything that needs no transfer to the host; `weights` only tells recordings apart."""
         batch = tokens.shape[0]
         texture = self.read_texture(tokens, grid, cells, frames, previous)
-        information, perspectival, participation, balance = self.judge(texture, tokens, words, grid, word_mask)
+        information, perspectival, participation, balance = self.judge(
+            texture, tokens, words, grid, word_mask, attended
+        )
         by_frame = texture.view(batch, cells[0], -1, cells[1], cells[2])  # [B, t, C, h, w]
         with torch.no_grad():
             structure = None
@@ -266,14 +280,21 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         return scores, balance, plan, by_frame, participation.pull, ends
 
     def judge(
-        self, texture: Tensor, tokens: Tensor, words: Tensor, grid: Grid, word_mask: Tensor | None = None
+        self,
+        texture: Tensor,
+        tokens: Tensor,
+        words: Tensor,
+        grid: Grid,
+        word_mask: Tensor | None = None,
+        attended: Tensor | None = None,
     ) -> Judgement:
         """Score and balance a texture `[B * t, C, h, w]`: all learned weights but the semantic projection act here."""
         shape = (tokens.shape[0], -1, *texture.shape[2:])
         information = self.information(texture).view(shape)
         perspectival = self.perspectival(texture).view(shape)
         participation = self.participatory(texture, tokens, words, grid, word_mask)
-        balance = self.balancer(information, perspectival, participation)
+        voice = None if attended is None else hear(attended.view(shape))
+        balance = self.balancer(information, perspectival, participation, voice)
         return Judgement(information, perspectival, participation, balance)
 
     def project_again(self, texture: Tensor, tokens: Tensor, grid: Grid) -> Tensor:

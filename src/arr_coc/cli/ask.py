@@ -18,14 +18,16 @@ from arr_coc.cli.options import (
     Device,
     Model,
     OwnBudget,
+    OwnIntrospect,
     SelectorName,
     check_paths,
     parse_budget,
+    parse_introspect,
 )
 from arr_coc.cli.questions import BATCH_SIZE, answer_file
 
 if TYPE_CHECKING:
-    from arr_coc.config import Budget
+    from arr_coc.config import Budget, Introspect
 
 
 def ask(
@@ -58,6 +60,7 @@ def ask(
         ),
     ] = "prune",
     budget: OwnBudget = None,
+    introspect: OwnIntrospect = None,
     overlay: Annotated[Path | None, typer.Option(help="Where to write a picture of what was read (PNG).")] = None,
     device: Device = "cpu",
     as_json: AsJson = False,
@@ -66,6 +69,7 @@ def ask(
     """Answer a question about a picture, reading only the tokens that matter."""
     with one_line_errors():
         tokens = None if budget is None else parse_budget(budget)
+        asked = parse_introspect(introspect)
         if selector == "oracle":
             raise ValueError(
                 "oracle must be told where to look, which the command line cannot do; use another selector"
@@ -76,7 +80,7 @@ def ask(
             if wrong:
                 raise ValueError(f"--batch asks what is in {batch} and writes JSON lines; drop {wrong[0]}")
             size = batch_size or BATCH_SIZE
-            _answer_batch(partial(answer_file, batch, out, size, model, selector, mode, tokens, device), out)
+            _answer_batch(partial(answer_file, batch, out, size, model, selector, mode, tokens, asked, device), out)
             return
         if image is None or question is None:
             missing = "IMAGE" if image is None else "QUESTION"
@@ -84,7 +88,7 @@ def ask(
         if out is not None or batch_size is not None:
             raise ValueError(f"{'--out' if out is not None else '--batch-size'} belongs to --batch; drop it")
         with Console(stderr=True, highlight=False).status("opening the model and answering"):
-            facts = answer_question(image, question, model, selector, mode, tokens, overlay, device)
+            facts = answer_question(image, question, model, selector, mode, tokens, asked, overlay, device)
     scope, notes = facts.pop("scope"), facts.pop("notes")
     for line in [*notes, *([scope] if verbose else [])]:
         typer.echo(line, err=True)
@@ -117,6 +121,7 @@ def answer_question(
     selector: str | None,
     mode: str,
     budget: Budget | None,
+    introspect: Introspect | None,
     overlay: Path | None,
     device: str,
 ) -> dict[str, Any]:
@@ -138,7 +143,7 @@ def answer_question(
     quiet_loading()
     base, chosen = find_names(model, selector)
     vlm = ARRCOCQwen.from_pretrained(base, chosen).to(place)
-    answer = vlm.answer(opened.image, question, budget=budget, mode=mode)  # type: ignore[arg-type]  # checked there
+    answer = vlm.answer(opened.image, question, budget=budget, mode=mode, introspect=introspect)  # type: ignore[arg-type]
     name = EMBEDDED if base == EMBEDDED else vlm.config.name_or_path
     cell = ARRCOCConfig.for_model(vlm.model).cell_pixels
     if overlay is not None:

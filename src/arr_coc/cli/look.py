@@ -17,14 +17,16 @@ from arr_coc.cli.options import (
     ImageFile,
     Model,
     OwnBudget,
+    OwnIntrospect,
     Question,
     SelectorName,
     check_paths,
     parse_budget,
+    parse_introspect,
 )
 
 if TYPE_CHECKING:
-    from arr_coc.config import Budget
+    from arr_coc.config import Budget, Introspect
     from arr_coc.inference.vlm import ARRCOCQwen
 
 MODES = ("prune", "saccade", "weight")
@@ -47,15 +49,17 @@ def look(
     model: Model = None,
     selector: SelectorName = None,
     mode: Annotated[str, typer.Option(help="prune, saccade or weight, as in ask.")] = "prune",
+    introspect: OwnIntrospect = None,
     as_json: AsJson = False,
 ) -> None:
     """Draw where a question makes the model look: what ask would read, relevance, scores and channels."""
     with one_line_errors():
         tokens = None if budget is None else parse_budget(budget)
+        asked = parse_introspect(introspect)
         if out is None and not as_json:
             out = Path("sheet.png")
         with Console(stderr=True, highlight=False).status("opening the model and looking"):
-            facts = look_at(image, question, channels, tokens, out, model, selector, mode)
+            facts = look_at(image, question, channels, tokens, asked, out, model, selector, mode)
     if as_json:
         typer.echo(json.dumps(facts))
     else:
@@ -67,6 +71,7 @@ def look_at(
     question: str,
     channels: str | None,
     budget: Budget | None,
+    introspect: Introspect | None,
     out: Path | None,
     model: str | None,
     selector: str | None,
@@ -97,7 +102,7 @@ def look_at(
     vlm = ARRCOCQwen.from_pretrained(base, chosen)
     if channels is not None:
         chosen = _use_channels(vlm, channels, chosen, named=selector is not None)
-    seen = vlm.inspect(opened.image, question, budget=budget, mode=mode)  # type: ignore[arg-type]  # checked above
+    seen = vlm.inspect(opened.image, question, budget=budget, mode=mode, introspect=introspect)  # type: ignore[arg-type]
     (_, rows, columns), cells = seen.kept[0]
     cell = ARRCOCConfig.for_model(vlm.model).cell_pixels
     name = "the embedded model" if base == EMBEDDED else base

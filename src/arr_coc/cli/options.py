@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from arr_coc.config import Budget
+    from arr_coc.config import Budget, Introspect
 
 ImageFile = Annotated[Path, typer.Argument(help="Picture file.")]
 Question = Annotated[str, typer.Argument(help="Question about the picture.")]
@@ -32,6 +32,13 @@ OwnBudget = Annotated[
 ]
 SharedBudget = Annotated[
     str, typer.Option(help="Tokens that each selector keeps: a number, a ratio in (0, 1], or auto.")
+]
+OwnIntrospect = Annotated[
+    str | None,
+    typer.Option(
+        help="Whether the model is asked where it looks: on, off, auto (if few tokens stay), or a number of its layers "
+        "to read. [default: the selector's]"
+    ),
 ]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 DType = Annotated[str, typer.Option(help="Data type of the model: float32, bfloat16 or float16.")]
@@ -59,6 +66,30 @@ def parse_budget(text: str) -> Budget:
             if "`budget`" in str(error):
                 raise
     return check_budget(text)
+
+
+def parse_introspect(text: str | None) -> Introspect | None:
+    """Read whether the model is asked where it looks: `"12"` is a number of layers.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.cli.options import parse_introspect
+    >>> parse_introspect("12"), parse_introspect("auto")
+    (12, 'auto')
+
+    ```
+    """
+    from arr_coc.config import check_introspect
+
+    if text is None:
+        return None
+    try:
+        return check_introspect(int(text))
+    except ValueError as error:
+        if "`introspect`" in str(error):
+            raise
+    return check_introspect(text)
 
 
 def split_names(text: str, option: str) -> list[str]:

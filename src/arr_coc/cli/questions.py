@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from arr_coc.config import Budget
+    from arr_coc.config import Budget, Introspect
 
 BATCH_SIZE = 8
 
@@ -66,6 +66,7 @@ def answer_file(
     selector: str | None,
     mode: str,
     budget: Budget | None,
+    introspect: Introspect | None,
     device: str,
 ) -> tuple[int, int]:
     """Answer what is not answered yet; returns the numbers of all questions and of those that could not be asked."""
@@ -88,7 +89,7 @@ def answer_file(
     vlm = ARRCOCQwen.from_pretrained(base, chosen).to(place)
     answers = vlm.answer_many(
         ((question.pictures or None, question.text) for question in todo),
-        batch_size=batch_size, mode=mode, budget=budget, return_exceptions=True,
+        batch_size=batch_size, mode=mode, budget=budget, introspect=introspect, return_exceptions=True,
     )  # fmt: skip
     write = _open_output(out)
     shown = out is not None or not sys.stdout.isatty()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from arr_coc.config import TRAINED, UNTRAINED, Budget, check_budget
+from arr_coc.config import TRAINED, UNTRAINED, Budget, Introspect, check_budget
 from arr_coc.evaluation.wrong_question import WRONG
 from arr_coc.inference.load import current_name, is_embedded, load_selector, selector_names
 from arr_coc.prompting.settings import Mode
@@ -16,13 +16,15 @@ from arr_coc.selectors.registry import UnknownSelectorError, find_class
 OURS = TRAINED
 FULL = "full"
 SACCADE = "@saccade"
+ASKED = "@asked"
 
 
 @dataclass(frozen=True, eq=False)
 class Contender:
     """A selector with its name in the results, its mode, and whether it is asked another picture's question.
 
-    `seed_of` is the row of the report that it is one seed of, if it is.
+    `seed_of` is the row of the report that it is one seed of, if it is. `introspect` says whether the model is asked
+    where it looks; None leaves that to the selector.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Contender:
     mode: Mode = "prune"
     wrong: bool = False
     seed_of: str | None = None
+    introspect: Introspect | None = None
 
     @property
     def row(self) -> str:
@@ -79,7 +82,7 @@ def rename(name: str, embedded: bool) -> str:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """The name of a selector, and what follows it: `@saccade`, `@wrong`, both, or nothing.
+    """The name of a selector, and what follows it: `@asked`, `@saccade` and `@wrong`, in this order, or some of them.
 
     Example:
 
@@ -90,7 +93,7 @@ def split_name(name: str) -> tuple[str, str]:
 
     ```
     """
-    plain = name.removesuffix(WRONG).removesuffix(SACCADE)
+    plain = name.removesuffix(WRONG).removesuffix(SACCADE).removesuffix(ASKED)
     return plain, name[len(plain) :]
 
 
@@ -108,6 +111,7 @@ def open_contenders(
     | a registered selector | see [`list_selectors`]                                                           |
     | a directory, a Hub id | a trained layer                                                                  |
     | any `NAME@saccade`    | the same, in mode `"saccade"`                                                    |
+    | any `NAME@asked`      | an ARR-COC layer that asks the model where it looks, at every budget             |
     | any `NAME@wrong`      | the same, asked another picture's question: a control                            |
     | `all`                 | all names of the first three kinds, and of the first the other two forms         |
     | `wrong`               | the control of every selector that reads the question                            |
@@ -147,7 +151,10 @@ def _open(name: str, model: Any, known: Sequence[str]) -> Contender:
         raise ValueError(f"{plain} has no saccade mode, got {name!r}; use {plain} or {known[1]}")
     if WRONG in suffix and not selector.reads_question:
         raise ValueError(f"{plain} does not read the question, got {name!r}; use {plain}")
-    return Contender(name, selector, "saccade" if SACCADE in suffix else "prune", WRONG in suffix)
+    if ASKED in suffix and getattr(selector, "introspect", None) is None:
+        raise ValueError(f"{plain} does not ask the model, or always does, got {name!r}; use {plain}")
+    mode: Mode = "saccade" if SACCADE in suffix else "prune"
+    return Contender(name, selector, mode, WRONG in suffix, introspect="on" if ASKED in suffix else None)
 
 
 def parse_budgets(text: str) -> list[str]:

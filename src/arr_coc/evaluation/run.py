@@ -65,7 +65,10 @@ class Opened:
 
         Another selector may take the place of the contender's own.
         """
-        settings = Settings(mode=contender.mode, budget=read_budget(budget), chat=self.chat, on_error="raise")
+        settings = Settings(
+            mode=contender.mode, budget=read_budget(budget), chat=self.chat, on_error="raise",
+            introspect=contender.introspect,
+        )  # fmt: skip
         return Session(family, selector or contender.selector, settings)
 
     def ask(self, questions: Sequence[str], pictures: Sequence[Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers import Cache
 
-from arr_coc.config import Grid, PromptBudget
+from arr_coc.config import Grid, Introspect, PromptBudget
 from arr_coc.families.family import open_family
 from arr_coc.families.language_graph import forget_recordings
 from arr_coc.gaze.plan import Gaze
@@ -398,6 +398,7 @@ def attach(
     encoded: Encodings | EncodingCache | None = None,
     full_logits: bool = False,
     graphs: bool = True,
+    introspect: Introspect | None = None,
 ) -> Attachment:
     """Let `model(**inputs)` and `model.generate(**inputs)` select visual tokens, until `remove()` or the end of `with`.
 
@@ -410,8 +411,8 @@ def attach(
         selector (`TokenSelector`, `PictureSelector` or `LanguageSelector`): decides which visual tokens stay. With one
             inside the language model (`fastv`), there are logits for the columns that stay, left-padded. A layer is
             moved to the model's device.
-        mode, budget, query_layers, chat, processor, on_error, gaze, encoded: as in [`prepare`]; saccades are cut from
-            the processor's pixels.
+        mode, budget, query_layers, chat, processor, on_error, gaze, encoded, introspect: as in [`prepare`]; saccades
+            are cut from the processor's pixels.
         full_logits (`bool`, *optional*, defaults to `False`): put `forward`'s logits at the columns of the full prompt,
             with zeros for padding and for pictures up to their last column, for losses and metrics that compare them
             with the full labels. The model's own loss does not need this. It takes as much memory as the full prompt's
@@ -450,5 +451,6 @@ def attach(
         encoded=encoded,
         full_logits=full_logits,
         graphs=graphs,
+        introspect=introspect,
     )
     return Attachment(model, selector, settings)

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from arr_coc.config import PromptBudget
+from arr_coc.config import Introspect, PromptBudget
 from arr_coc.families.family import Family, Inputs, open_family
 from arr_coc.gaze.plan import Gaze
 from arr_coc.inference.load import check_editions
@@ -163,6 +163,7 @@ def prepare(
     images: Sequence[Image.Image | Tensor] | None = None,
     gaze: Gaze | None = None,
     encoded: Encodings | EncodingCache | None = None,
+    introspect: Introspect | None = None,
 ) -> Prepared:
     """Shorten a prompt to the visual tokens that a selector keeps, as ordinary arguments for the model.
 
@@ -191,6 +192,10 @@ def prepare(
         gaze (`Gaze`, *optional*): for `"saccade"`, how tokens are shared between gestalt and saccades.
         encoded (`Encodings` or `EncodingCache`, *optional*): what was encoded of the same pictures, from [`encode`];
             what this question encodes is added to it. A cache finds the pictures by their content.
+        introspect (`"auto"`, `"on"`, `"off"` or `int`, *optional*): whether the language model is asked where it looks
+            before anything is chosen, see `docs/own-attention.md`: if less than a sixth of a picture's cells is read at
+            full resolution and the model can be asked (`"auto"`), always, never, or always but only through so many of
+            its layers. For ARR-COC layers, which say what they do without this, and for `own-attention`.
 
     Returns:
         `Prepared`: a `dict` for `model(**prepared)` or `model.generate(**prepared)`, which also says what was kept.
@@ -208,7 +213,9 @@ def prepare(
     ```
     """
     chat = choose_chat(chat, processor)
-    settings = Settings(mode, budget, query, query_layers, chat, on_error, images, gaze, encoded=encoded)
+    settings = Settings(
+        mode, budget, query, query_layers, chat, on_error, images, gaze, encoded=encoded, introspect=introspect
+    )
     family = open_family(model)
     check_editions(selector, family.target)
     session = Session(family, selector, settings)

@@ -12,7 +12,7 @@ import torch
 from huggingface_hub import HfApi
 from torch import nn
 
-from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, ARRCOCConfig, PromptBudget
+from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, ARRCOCConfig, Introspect, PromptBudget
 from arr_coc.families.family import open_family
 from arr_coc.families.language_graph import PATIENCE
 from arr_coc.gaze.plan import Gaze
@@ -93,7 +93,7 @@ class ARRCOCQwen(nn.Module):
         model (`nn.Module`): a supported model.
         processor (`ProcessorMixin`): the model's processor.
         selector (`TokenSelector`, `PictureSelector` or `LanguageSelector`): decides which visual tokens stay.
-        mode, budget, query_layers, on_error, gaze: as in [`prepare`].
+        mode, budget, query_layers, on_error, gaze, introspect: as in [`prepare`].
         graphs (`bool`, *optional*, defaults to `True`): as in [`attach`].
 
     Example:
@@ -122,13 +122,16 @@ class ARRCOCQwen(nn.Module):
         on_error: OnError = "full",
         gaze: Gaze | None = None,
         graphs: bool = True,
+        introspect: Introspect | None = None,
     ) -> None:
         super().__init__()
         family = open_family(model)
         if family.headless:
             raise ValueError("this model has no head, so it cannot answer; use `attach` or `prepare` for embeddings")
         chat = ChatTokens.from_tokenizer(processor.tokenizer)
-        settings = Settings(mode, budget, None, query_layers, chat, on_error, None, gaze, graphs=graphs)
+        settings = Settings(
+            mode, budget, None, query_layers, chat, on_error, None, gaze, graphs=graphs, introspect=introspect
+        )
         self.model = model
         self.processor = processor
         originals = model.__call__, model.generate
@@ -195,6 +198,7 @@ class ARRCOCQwen(nn.Module):
         on_error: OnError = "full",
         gaze: Gaze | None = None,
         graphs: bool = True,
+        introspect: Introspect | None = None,
         dtype: str | torch.dtype = "auto",
         device_map: Any = None,
         attn_implementation: str | None = None,
@@ -214,7 +218,7 @@ class ARRCOCQwen(nn.Module):
                 `"arr-coc-untrained"` is the layer before training, for any model. The default is the first for the
                 embedded model and the second for others, with a warning in the log. A selector trained with LoRA
                 also loads its adapter; one trained with the model's last layers also loads that model.
-            mode, budget, query_layers, on_error, gaze: as in [`prepare`].
+            mode, budget, query_layers, on_error, gaze, introspect: as in [`prepare`].
             graphs (`bool`, *optional*, defaults to `True`): as in [`attach`].
             dtype, device_map, attn_implementation, revision: of the model, as in transformers; the embedded model is
                 loaded in float32 unless a dtype is given.
@@ -237,7 +241,7 @@ class ARRCOCQwen(nn.Module):
         loaded = load_selector(selector, model, **hub)
         return cls(
             model, processor, loaded, mode=mode, budget=budget, query_layers=query_layers, on_error=on_error,
-            gaze=gaze, graphs=graphs,
+            gaze=gaze, graphs=graphs, introspect=introspect,
         )  # fmt: skip
 
     def save_pretrained(self, directory: str | Path, *, save_base: bool = False) -> None:
@@ -296,6 +300,7 @@ class ARRCOCQwen(nn.Module):
         budget: PromptBudget | None = None,
         mode: AnswerMode | None = None,
         gaze: Gaze | None = None,
+        introspect: Introspect | None = None,
         details: bool = False,
         encoded: Encodings | EncodingCache | None = None,
         streamer: Any = None,
@@ -318,13 +323,14 @@ class ARRCOCQwen(nn.Module):
             mode (`str`, *optional*): `"full"` (the plain model), `"prune"`, `"weight"`, or `"saccade"`, which looks at
                 the pictures at their own resolution; overrides the object's.
             gaze (`Gaze`, *optional*): for mode `"saccade"`; overrides the object's.
+            introspect (`"auto"`, `"on"`, `"off"` or `int`, *optional*): as in [`prepare`]; overrides the object's.
             details (`bool`, *optional*, defaults to `False`): keep the layer's texture and the pull of each word.
             encoded (`Encodings` or `EncodingCache`, *optional*): what earlier questions about the same pictures
                 encoded; see [`~ARRCOCQwen.look`]. A cache finds the pictures by their content.
             streamer (`BaseStreamer`, *optional*): receives the answer token by token.
             max_new_tokens, do_sample, generation: as in `generate`; one answer, greedy by default.
         """
-        mode, settings = self._choose_settings(budget, mode, gaze, details, encoded)
+        mode, settings = self._choose_settings(budget, mode, gaze, introspect, details, encoded)
         options = {**_generation_options(max_new_tokens, do_sample, generation), "streamer": streamer}
         inputs, settings = self._make_prompt([make_messages(pictures, question)], settings)
         [answer] = self._generate(inputs, mode, settings, options)
@@ -348,6 +354,7 @@ class ARRCOCQwen(nn.Module):
         budget: PromptBudget | None = None,
         mode: AnswerMode | None = None,
         gaze: Gaze | None = None,
+        introspect: Introspect | None = None,
         details: bool = False,
         return_exceptions: bool = False,
         max_new_tokens: int = 128,
@@ -374,7 +381,7 @@ class ARRCOCQwen(nn.Module):
                 question without a picture; or lists of messages, which contain their question. A generator or a
                 `DataLoader` will do.
             batch_size (`int`, *optional*, defaults to 8): questions in a batch.
-            budget, mode, gaze, details: as in [`~ARRCOCQwen.answer`].
+            budget, mode, gaze, introspect, details: as in [`~ARRCOCQwen.answer`].
             return_exceptions (`bool`, *optional*, defaults to `False`): give the exception in place of the answer if a
                 question cannot be asked, as when its picture is damaged or `on_error` raises, and go on; otherwise it
                 is raised after the answers before it.
@@ -404,7 +411,7 @@ class ARRCOCQwen(nn.Module):
             raise ValueError(f"`batch_size` must be a whole number of at least 1, got {batch_size!r}")
         if generation.get("streamer") is not None:
             raise ValueError("a streamer follows one answer; use `answer`")
-        mode, settings = self._choose_settings(budget, mode, gaze, details)
+        mode, settings = self._choose_settings(budget, mode, gaze, introspect, details)
         options = _generation_options(max_new_tokens, do_sample, generation)
 
         def make_prompt(conversations: Sequence[list[dict[str, Any]]]) -> tuple[dict[str, Any], Settings]:
@@ -459,14 +466,15 @@ class ARRCOCQwen(nn.Module):
         budget: PromptBudget | None = None,
         mode: AnswerMode | None = None,
         gaze: Gaze | None = None,
+        introspect: Introspect | None = None,
         details: bool = True,
     ) -> Answer:
         """Choose tokens as [`~ARRCOCQwen.answer`] does, without answering: the text is empty.
 
         Args:
-            pictures, question, budget, mode, gaze, details: as in [`~ARRCOCQwen.answer`].
+            pictures, question, budget, mode, gaze, introspect, details: as in [`~ARRCOCQwen.answer`].
         """
-        mode, settings = self._choose_settings(budget, mode, gaze, details)
+        mode, settings = self._choose_settings(budget, mode, gaze, introspect, details)
         inputs, settings = self._make_prompt([make_messages(pictures, question)], settings)
         return self._make_answer(self._open_session(mode, settings).inspect(inputs, Stopwatch(self.device)), mode, "")
 
@@ -475,6 +483,7 @@ class ARRCOCQwen(nn.Module):
         budget: PromptBudget | None,
         mode: AnswerMode | None,
         gaze: Gaze | None,
+        introspect: Introspect | None,
         details: bool,
         encoded: Encodings | EncodingCache | None = None,
     ) -> tuple[AnswerMode, Settings]:
@@ -488,6 +497,7 @@ class ARRCOCQwen(nn.Module):
             mode="prune" if mode == "full" else mode,
             budget=defaults.budget if budget is None else budget,
             gaze=gaze or (defaults.gaze if mode == "saccade" else None),
+            introspect=introspect or defaults.introspect,
             details=details,
             encoded=encoded,
         )

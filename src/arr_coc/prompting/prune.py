@@ -10,16 +10,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from arr_coc.attending import resolve_budget
 from arr_coc.config import Budget, cell_count
 from arr_coc.families.family import Encoded, Family, Inputs
-from arr_coc.prompting.first_look.introspection import check_introspection, introspect, pooled_grid
+from arr_coc.prompting.first_look.introspection import (
+    choose_introspection,
+    introspect,
+    is_tight,
+    layers_to_read,
+    pooled_grid,
+)
 from arr_coc.prompting.layout import build, check_selections, encode_full, read_prompt
 from arr_coc.prompting.question import Ints
 from arr_coc.prompting.settings import Settings
 from arr_coc.prompting.sharing import select_shared, share_budget
 from arr_coc.prompting.shortening import Shortened, Shortening
 from arr_coc.selectors.contract import LayerReader, PixelQuery, PixelSelector, Selection, TokenSelector, VisualQuery
-from arr_coc.selectors.per_picture import count_kept
 from arr_coc.selectors.registry import selector_name
 
 
@@ -38,9 +44,8 @@ class Pruning(Shortening):
         self.encoded: dict[str, Encoded] = {}
         self.selections: list[Selection] = []
         self.chosen: list[Ints] = []
-        self.attended: list[Tensor] = []  # of each picture, if the selector introspects
-        if selector.introspects:
-            check_introspection(family, settings)
+        self.attended: list[Tensor] = []  # of each picture, if the model was asked
+        self.introspect = choose_introspection(family, settings, selector)
 
     def read(self) -> None:
         """Find pictures, question and positions."""
@@ -73,15 +78,29 @@ class Pruning(Shortening):
 
     def choose(self) -> None:
         """Ask the selector for one selection per picture; before it the model itself, if the selector wants that."""
-        counts = zip(self.budgets, self.prompt.counts, strict=True)
-        if self.selector.introspects and any(count_kept(budget, count) < count for budget, count in counts):
+        if self._asks_the_model():
             self.attended = introspect(
-                self.family, self.inputs, self.prompt, self.positions, self.encoded, self.settings.chat
-            )
+                self.family, self.inputs, self.prompt, self.positions, self.encoded, self.settings.chat,
+                layers_to_read(self.family, self.introspect),
+            )  # fmt: skip
         queries = self._queries()
         self.selector.check(queries)
         self.selections = self._select(queries)
         self.chosen = check_selections(self.prompt.spans, self.selections)
+
+    def _asks_the_model(self) -> bool:
+        """Whether the model is asked where it looks: if it is wanted, and some tokens have to go."""
+        if self.introspect == "off":
+            return False
+        counts = self.prompt.counts
+        usual = self.selector.default_budget
+        kept = [
+            resolve_budget(usual if budget is None else budget, count)
+            for budget, count in zip(self.budgets, counts, strict=True)
+        ]
+        if self.introspect == "auto":
+            return is_tight(kept, counts)
+        return any(few is None or few < count for few, count in zip(kept, counts, strict=True))
 
     def _select(self, queries: Sequence[VisualQuery]) -> list[Selection]:
         return select_shared(self.selector.select, queries, self.budgets)

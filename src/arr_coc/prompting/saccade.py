@@ -24,7 +24,12 @@ from arr_coc.gaze.source import NativeSource, PictureSource, ProcessedSource
 from arr_coc.pixels.mipmaps import Mipmaps
 from arr_coc.prompting.cache import Beginning
 from arr_coc.prompting.encodings import Encodings, encode_cells
-from arr_coc.prompting.first_look.introspection import check_introspection, introspect_gestalts
+from arr_coc.prompting.first_look.introspection import (
+    choose_introspection,
+    introspect_gestalts,
+    is_tight,
+    layers_to_read,
+)
 from arr_coc.prompting.layout import Gazed, Prompt, build, read_prompt
 from arr_coc.prompting.resize import restate_prompt, select_counts
 from arr_coc.prompting.settings import Settings
@@ -46,11 +51,10 @@ class Saccading(Shortening):
     def __init__(self, family: Family, inputs: Inputs, settings: Settings, selector: TokenSelector) -> None:
         super().__init__(family, inputs, settings)
         self.selector, self.gaze = selector, settings.gaze or Gaze()
-        self.attended: list[Tensor] = []  # of each picture's windows, if the selector introspects
+        self.attended: list[Tensor] = []  # of each picture's windows, if the model was asked
         self.compressor: ConvCompressor | None = getattr(selector, "compressor", None)
         _check_support(family, inputs, selector)
-        if selector.introspects:
-            check_introspection(family, settings)
+        self.introspect = choose_introspection(family, settings, selector)
         if self.gaze.compress == "conv" and self.compressor is None:
             raise ValueError(
                 "compress 'conv' needs a selector that learned it (arr-coc train --stage answers --mode saccade "
@@ -97,10 +101,10 @@ class Saccading(Shortening):
     def choose(self) -> None:
         """Ask the selector for windows of each picture, and list their cells."""
         self.gestalts = make_gestalts(self.encoded, self.plans, self.grids, self.words, self.gaze, self.compressor)
-        if self.selector.introspects and any(plan.saccades != 0 for plan in self.plans):
+        if self._asks_the_model():
             self.attended = introspect_gestalts(
                 self.family, self.inputs, self.gaze_prompt, self.positions, self.encoded, self.gestalts, self.plans,
-                self.grids, self.settings.chat,
+                self.grids, self.settings.chat, layers_to_read(self.family, self.introspect),
             )  # fmt: skip
         attended: Sequence[Tensor | None] = self.attended or [None] * len(self.plans)
         queries = [
@@ -118,6 +122,13 @@ class Saccading(Shortening):
             _list_saccades(selection, plan, grid, self.gaze, self.selector.ordered)
             for selection, plan, grid in zip(self.windows, self.plans, self.grids, strict=True)
         ]
+
+    def _asks_the_model(self) -> bool:
+        """Whether the model is asked where it looks: if it is wanted, and there are windows to choose."""
+        if self.introspect == "off" or all(plan.saccades == 0 for plan in self.plans):
+            return False
+        kept = [None if plan.saccades is None else plan.tokens for plan in self.plans]
+        return self.introspect != "auto" or is_tight(kept, list(map(cell_count, self.grids)))
 
     def encode_chosen(self) -> None:
         """Encode the chosen cells at full resolution."""

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from PIL import Image
 from torch import Tensor
 
-from arr_coc.config import PromptBudget, check_prompt_budget
+from arr_coc.config import Introspect, PromptBudget, check_introspect, check_prompt_budget
 from arr_coc.gaze.plan import Gaze
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.picture_cache import EncodingCache
@@ -27,6 +27,7 @@ class Settings:
         details (`bool`, *optional*, defaults to `False`): keep the layer's texture and the pull of each word.
         graphs (`bool`, *optional*, defaults to `True`): on CUDA, replay passes of the language model, and in mode
             `saccade` of the encoder, as graphs: equal up to rounding.
+        introspect (`"auto"`, `"on"`, `"off"` or `int`, *optional*): by default the selector's own.
     """
 
     mode: Mode = "prune"
@@ -41,6 +42,7 @@ class Settings:
     encoded: Encodings | EncodingCache | None = None
     full_logits: bool = False
     graphs: bool = True
+    introspect: Introspect | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
@@ -53,3 +55,5 @@ class Settings:
             raise ValueError(f"`query_layers` must be a whole number of at least 0, got {self.query_layers!r}")
         if self.budget is not None:
             check_prompt_budget(self.budget)
+        if self.introspect is not None:
+            check_introspect(self.introspect)

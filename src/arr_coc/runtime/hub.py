@@ -39,6 +39,7 @@ class PretrainedModule(nn.Module):
 
     config: ARRCOCConfig
     trained: bool = False  # whether its weights were loaded
+    added: tuple[str, ...] = ()  # names of weights that older versions of the class had not
 
     def num_parameters(self) -> int:
         """Number of parameters."""
@@ -86,6 +87,8 @@ class PretrainedModule(nn.Module):
         except SafetensorError as error:
             raise ValueError(f"{weights_path} is not a readable safetensors file: {error}") from None
         expected = module.state_dict()
+        # what an older version did not save starts as in a new module
+        state = {**{name: expected[name].to(device) for name in cls.added if name in expected}, **state}
         wrong = sorted(
             (expected.keys() ^ state.keys())
             | {name for name in expected.keys() & state.keys() if expected[name].shape != state[name].shape}

@@ -36,6 +36,7 @@ def check_inputs(
     picture: Tensor | Mipmaps | None,
     word_mask: Tensor | None,
     previous: PreviousFrame | None,
+    attended: Tensor | None = None,
 ) -> Tensor | Mipmaps | None:
     """Raise if shapes, dtypes or devices do not fit; returns the frames `[B * t, 3, H, W]` or the mipmaps."""
     width, total = config.hidden_size, cell_count(grid)
@@ -56,8 +57,10 @@ def check_inputs(
             f"{tuple(word_mask.shape)}; use `mask.bool()`"
         )
     check_cells(cells, grid)
+    if attended is not None and attended.shape != (batch, cell_count(cells)):
+        raise ValueError(f"`attended` must have shape [{batch}, {cell_count(cells)}], got {tuple(attended.shape)}")
     pixels = picture.cells if isinstance(picture, Mipmaps) else picture
-    for name, value in (("words", words), ("word_mask", word_mask), ("picture", pixels)):
+    for name, value in (("words", words), ("word_mask", word_mask), ("attended", attended), ("picture", pixels)):
         if value is not None and value.device != tokens.device:
             raise ValueError(f"`{name}` is on {value.device}, `tokens` on {tokens.device}; move them to one device")
     if previous is not None and (grid[0] > 1 or picture is None):

@@ -20,7 +20,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from arr_coc.config import Budget, CellBox, EncoderLayer, Grid, cell_count, check_grid
+from arr_coc.config import Budget, CellBox, EncoderLayer, Grid, Introspect, cell_count, check_grid
 from arr_coc.pixels.mipmaps import Mipmaps
 from arr_coc.selectors.output import ARRCOCOutput
 
@@ -180,8 +180,9 @@ class TokenSelector(Selector):
         encoder_layers: encoder layers whose attention or keys `select` reads; they are recorded while the picture is
             encoded, without a second pass. Negative numbers count from the end; a float is a share of the depth and
             means the nearest layer that attends to the whole picture.
-        introspects: whether `select` reads `VisualQuery.attended`: the language model then reads the prompt once more
+        introspects: whether `select` needs `VisualQuery.attended`: the language model then reads the prompt once more
             before, with few tokens for each picture, see [`~arr_coc.prompting.first_look.introspection`].
+        introspect: of a selector that can also do without it, when it is read unless a call says; None if never.
     """
 
     needs_picture: ClassVar[bool] = True
@@ -189,6 +190,7 @@ class TokenSelector(Selector):
     checked: ClassVar[bool] = False
     encoder_layers: tuple[EncoderLayer, ...] = ()
     introspects: ClassVar[bool] = False
+    introspect: Introspect | None = None
 
     @property
     def can_saccade(self) -> bool:

@@ -39,7 +39,7 @@ def group_queries(queries: Sequence[VisualQuery]) -> Iterator[tuple[list[int], d
     for place, query in enumerate(queries):
         picture = query.picture
         form = (tuple(picture.shape), picture.dtype) if isinstance(picture, Tensor) else picture and picture.form
-        groups[query.grid, query.cells, form, query.details].append(place)
+        groups[query.grid, query.cells, form, query.attended is None, query.details].append(place)
     for places in _limit(queries, groups.values()):
         group = [queries[place] for place in places]
         lengths = [query.words.shape[0] for query in group]
@@ -53,6 +53,7 @@ def group_queries(queries: Sequence[VisualQuery]) -> Iterator[tuple[list[int], d
                 "tokens": _stack([query.tokens for query in group]),
                 "words": pad_sequence([query.words for query in group], batch_first=True),  # [B, Q, D]
                 "word_mask": mask,
+                "attended": _stack_attended([query.attended for query in group]),
                 "picture": _stack_pictures([query.picture for query in group]),
                 "grid": group[0].grid,
                 "cells": group[0].cells,
@@ -72,6 +73,11 @@ def _stack_pictures(pictures: list[Any]) -> Tensor | Mipmaps | None:
     if pictures[0] is None:
         return None
     return Mipmaps.stack(pictures) if isinstance(pictures[0], Mipmaps) else _stack(pictures)
+
+
+def _stack_attended(attended: list[Tensor | None]) -> Tensor | None:
+    known = [paid for paid in attended if paid is not None]
+    return _stack(known) if known else None
 
 
 def _stack(tensors: list[Tensor]) -> Tensor:

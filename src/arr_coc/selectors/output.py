@@ -29,6 +29,7 @@ class ARRCOCOutput:
         reason (`tuple[str, ...]`): why, in words.
         texture (`Tensor` of shape `[B, t, C, h, w]`, *optional*): with `details=True`.
         word_pull (`Tensor` of shape `[B, Q, t, h, w]`, *optional*): with `details=True`.
+        voice (`Tensor` of shape `[B, t, h, w]`, *optional*): where the model itself looks, in [0, 1], if it was asked.
     """
 
     tokens: Tensor | None
@@ -45,6 +46,7 @@ class ARRCOCOutput:
     reason: tuple[str, ...]
     texture: Tensor | None = None
     word_pull: Tensor | None = None
+    voice: Tensor | None = None
 
     @property
     def positions(self) -> Tensor:
@@ -84,6 +86,7 @@ class ARRCOCOutput:
             reason=self.reason[row],
             texture=None if self.texture is None else self.texture[row],
             word_pull=None if self.word_pull is None else self.word_pull[row],
+            voice=None if self.voice is None else self.voice[row],
         )
 
 

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from arr_coc.config import Grid, cell_count
+from arr_coc.config import ARRCOCConfig, Grid, Introspect, cell_count
 from arr_coc.families.family import Encoded, Family, Inputs
 from arr_coc.families.language_attention import Asking, FinerCells, attending_layers, reading_attention
 from arr_coc.gaze.gestalt import Gestalt
@@ -29,11 +29,15 @@ from arr_coc.prompting.layout import Gazed, Prompt, build, choose_columns
 from arr_coc.prompting.question import Bools, ChatTokens, Ints, find_chat, find_question
 from arr_coc.prompting.settings import Settings
 from arr_coc.runtime.tensors import upload
-from arr_coc.selectors.contract import Selection
+from arr_coc.selectors.contract import Selection, TokenSelector
+from arr_coc.selectors.registry import selector_name
 from arr_coc.selectors.smaller_picture import nearest_cells, shrink_grid
 
 # Visual tokens that a pooled picture has: a share of all, but some.
 SHARE, FEWEST, MOST = 1 / 16, 16, 256
+# With `introspect="auto"` the model is asked if less than this share of a picture's cells is read at full resolution:
+# with a quarter of them, other selectors lose hardly anything.
+TIGHT = 1 / 6
 # Words of a question whose attention is read; of longer ones the last. Each of them looks at all cells in all heads.
 MOST_WORDS = 256
 # the arguments of a pass that only reads
@@ -56,11 +60,52 @@ def pooled_grid(grid: Grid) -> Grid:
     return shrink_grid(grid, max(fewest, min(round(SHARE * cell_count(grid)), MOST * grid[0])))
 
 
-def check_introspection(family: Family, settings: Settings) -> None:
+def choose_introspection(family: Family, settings: Settings, selector: TokenSelector) -> Introspect:
+    """Whether a selector asks the model where it looks, and through how many layers.
+
+    Raise `ValueError` if it must and cannot: with this selector, for this model, or for these settings. `"auto"`
+    becomes `"off"` then.
+    """
+    wanted = settings.introspect or ("on" if selector.introspects else selector.introspect) or "off"
+    if selector.introspects and wanted == "off":
+        raise ValueError(f"{selector_name(selector)!r} only asks the model where it looks; drop introspect='off'")
+    if not selector.introspects and selector.introspect is None:
+        if wanted in ("auto", "off"):
+            return "off"
+        raise ValueError(f"{selector_name(selector)!r} reads no attention of the model; drop introspect={wanted!r}")
+    if wanted == "off":
+        return wanted
+    try:
+        check_introspection(family, settings, wanted)
+    except ValueError:
+        if wanted == "auto" and not selector.introspects:
+            return "off"
+        raise
+    return "on" if selector.introspects and wanted == "auto" else wanted
+
+
+def check_introspection(family: Family, settings: Settings, introspect: Introspect = "on") -> None:
     """Raise `ValueError` if a model's own attention cannot be read, or not for these settings."""
-    attending_layers(family)
+    layers = attending_layers(family)
     if settings.query is not None:
         raise ValueError("a selector that introspects asks the model the prompt's own question; drop `query`")
+    if not layers_to_read(family, introspect):
+        raise ValueError(
+            f"`introspect` must read as far as layer {layers[0][0] + 1}, the first that sees a whole picture, got "
+            f"{introspect}"
+        )
+
+
+def is_tight(kept: Sequence[int | None], counts: Sequence[int]) -> bool:
+    """Whether some picture keeps so few of its cells that it pays to ask the model; None is an automatic number."""
+    most = ARRCOCConfig.max_tokens
+    return any((most if few is None else few) < TIGHT * count for few, count in zip(kept, counts, strict=True))
+
+
+def layers_to_read(family: Family, introspect: Introspect) -> list[int]:
+    """Numbers of the layers whose attention is read: of all, or of the first so many."""
+    numbers = [number for number, _ in attending_layers(family)]
+    return [number for number in numbers if number < introspect] if isinstance(introspect, int) else numbers
 
 
 @dataclass(frozen=True)
@@ -153,6 +198,7 @@ def introspect_gestalts(
     plans: Sequence[GazePlan],
     grids: Sequence[Grid],
     chat: ChatTokens | None = None,
+    layers: Sequence[int] | None = None,
 ) -> list[Tensor]:
     """Attention `[windows]` that the model pays the windows of each picture while it reads the gestalts alone.
 
@@ -162,7 +208,7 @@ def introspect_gestalts(
         prompt (`Prompt`), positions (`Tensor` of shape `[P, B, L]`): with a place for each token of the gaze.
         encoded (`Encoded`): the gestalts, as encoded.
         gestalts, plans, grids: of each picture, what the language model reads, the plan, and the full grid.
-        chat (`ChatTokens`, *optional*): the chat markers; by default those of the model.
+        chat, layers (*optional*): as in [`introspect`].
     """
     chosen = [np.arange(len(gestalt.places)) for gestalt in gestalts]
     selections = [
@@ -172,7 +218,8 @@ def introspect_gestalts(
     arguments, _ = build(family, inputs, prompt, positions, {"image": encoded}, selections, chosen, "saccade", gazes)
     short = {name: arguments[name] for name in READ if name in arguments}
     source, valid = (part.numpy() for part in choose_columns(prompt, chosen, torch.device("cpu")))
-    attention = _read(family, short, _find_asking(family, prompt, source, valid, chat), valid)  # [B, L']
+    groups = _find_asking(family, prompt, source, valid, chat)
+    attention = _read(family, short, groups, valid, numbers=layers)  # [B, L']
     found = []
     for span, gestalt, plan, grid in zip(prompt.spans, gestalts, plans, grids, strict=True):
         begin = int((valid[span.row] & (source[span.row] == span.columns[0])).argmax())
