@@ -97,6 +97,69 @@ def test_in_saccades_the_gestalt_says_where(family):
     assert asked.kept[0][1].tolist() != plain.kept[0][1].tolist()
 
 
+@pytest.fixture(name="lengths")
+def count_lengths(monkeypatch):
+    """The number of tokens of each pass of a language model; a hook would be an obstacle to reading on."""
+    lengths: list[int] = []
+
+    def count(model):
+        language = type(model.model.language_model)
+        forward = language.forward
+
+        def counting(self, *args, **kwargs):
+            lengths.append(kwargs["inputs_embeds"].shape[1])
+            return forward(self, *args, **kwargs)
+
+        monkeypatch.setattr(language, "forward", counting)
+        return lengths
+
+    return count
+
+
+def ask(model, selector, data, overlap="keep", **changes):
+    settings = {"mode": "saccade", "budget": 300, "gaze": Gaze(overlap=overlap), "introspect": "on", **changes}
+    session = Session(open_family(model), selector, Settings(on_error="raise", **settings))
+    return session.generate({**data, "max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False})
+
+
+@pytest.mark.parametrize("family", QWEN)
+@pytest.mark.parametrize("name", ["arr-coc-untrained", "own-attention"])
+@torch.no_grad()
+def test_the_gestalt_is_not_read_twice(family, name, lengths, monkeypatch):
+    model, data = tiny_model(family), structured(family, HUGE)
+    selector = make_layer(model) if name == "arr-coc-untrained" else create_selector(name)
+    passes = lengths(model)
+    once = ask(model, selector, data)
+    whole = once.inputs["input_ids"].shape[1]
+    text = len(data["input_ids"][0]) - 768  # all but the picture
+    gestalt, second = passes[0] - text, passes[1]
+    passes.clear()
+    monkeypatch.setattr("arr_coc.prompting.saccade.open_cache", lambda family: None)
+    twice = ask(model, selector, data)
+    assert passes[:2] == [gestalt + text, whole]
+    assert second == whole - gestalt - 5  # without what comes before the question: four words and a marker
+    assert (once.glanced_counts, twice.glanced_counts) == ([0], [gestalt])
+    assert torch.equal(once.generated, twice.generated)
+    assert once.kept[0][1].tolist() == twice.kept[0][1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"overlap": "drop"}, "saccades take the place of some of the gestalt"),
+        ({"gaze": Gaze(compress="merge")}, "the question decides what is merged"),
+        ({"introspect": 1}, "later layers have read nothing"),
+    ],
+)
+@torch.no_grad()
+def test_it_is_read_again_where_it_may_have_changed(changes, why, lengths):
+    model, data = tiny_model("qwen3_vl"), structured("qwen3_vl", HUGE)
+    passes = lengths(model)
+    run = ask(model, make_layer(model), data, **changes)
+    assert run.inputs["input_ids"].shape[1] in passes[:2], why
+    assert run.glanced_counts[0] > 0
+
+
 def test_only_so_many_layers_are_read():
     model, data = tiny_model("qwen3_vl"), structured("qwen3_vl", LARGE)
     for depth, layers in ((1, [0]), (2, [0, 1]), (99, None)):

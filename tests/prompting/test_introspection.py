@@ -213,7 +213,8 @@ def test_saccades_go_where_the_gestalt_is_attended(family):
     )
     prepare(eager_model, data, selector, **gaze)
     handle.remove()
-    layers = eager_model(**{**arguments[0], "use_cache": False}, output_attentions=True).attentions
+    alone = {**arguments[0], "use_cache": False, "past_key_values": None}
+    layers = eager_model(**alone, output_attentions=True).attentions
     paid = torch.stack(layers).mean(dim=(0, 2))[0]  # [L', L']
     visual = (arguments[0]["input_ids"][0] == IMAGE).nonzero()[:, 0]
     assert len(visual) == len(query.tokens)

@@ -41,6 +41,7 @@ from arr_coc.prompting.first_look.glance import Glancing
 from arr_coc.prompting.inside_model import InsideModel, check_decoding, check_inside
 from arr_coc.prompting.layout import Prompt, check_selections
 from arr_coc.prompting.picture_cache import EncodingCache
+from arr_coc.prompting.prefix import Prefix
 from arr_coc.prompting.prune import KeepingAll, Pruning, PruningPixels
 from arr_coc.prompting.question import Ints
 from arr_coc.prompting.resize import SmallerPicture
@@ -100,6 +101,8 @@ class Run:
         prompt (`Prompt`, *optional*): the full prompt, if it has pictures.
         holding (`Holding`, *optional*): what a cache that this call fills holds; None if the prompt is as the caller
             passed it.
+        begun (`Prefix`, *optional*): what the language model has read of the prompt to choose the rest of it, from
+            where `generate` reads on.
     """
 
     inputs: dict[str, Any]
@@ -120,6 +123,7 @@ class Run:
     generated: Tensor | None = None
     prompt: Prompt | None = field(default=None, repr=False)
     holding: Holding | None = field(default=None, repr=False)
+    begun: Prefix | None = field(default=None, repr=False)
 
     @property
     def full(self) -> int:
@@ -274,6 +278,7 @@ class Session:
             failure=failure,
             milliseconds=watch.milliseconds,
             prompt=steps.prompt,
+            begun=short.begun,
             holding=None if short.holding is None else replace(short.holding, full_ids=inputs["input_ids"]),
         )
 
@@ -386,17 +391,20 @@ class Session:
         if watch.on:
             options["logits_processor"] = [first_token, *options.get("logits_processor", [])]
         begin = watch.now() if watch.on else 0.0
-        prefix = None if self.settings.encoded is None else self.settings.encoded.prefix
+        kept = None if self.settings.encoded is None else self.settings.encoded.prefix
+        prefix = run.begun if kept is None else kept
         if prefix is not None:
             options |= prefix.begin(self.family, arguments, run.inputs, run.holding)
+        if run.begun is not None and prefix is run.begun and prefix.tokens_read < run.inputs["input_ids"].numel():
+            run.glanced_counts = [0] * len(run.glanced_counts)  # what was read to choose is not read again
         run.result = self._call(self._generate, run, options)
         if watch.on:
             watch.milliseconds |= {"prefill": first_token.at - begin, "decode": watch.now() - first_token.at}
         is_tensor = isinstance(run.result, Tensor)
         sequences = run.result if is_tensor else run.result.sequences
         run.generated = sequences[:, length:]
-        if prefix is not None:
-            prefix.keep(run.generated)
+        if kept is not None:
+            kept.keep(run.generated)
         # callers cut off the prompt they passed: out[:, input_ids.shape[1]:]
         prompts = prompt_ids.repeat_interleave(len(sequences) // len(prompt_ids), dim=0)
         sequences = torch.cat([prompts, run.generated], dim=1)

@@ -8,6 +8,7 @@ prompt, the whole prompt is read: without a cache before it, attention needs no 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -59,6 +60,23 @@ class Prefix:
         tokens_read (`int`): tokens of prompts that the language model read.
     """
 
+    @classmethod
+    def of(cls, family: Family, cache: Any, holding: Holding, encoded: Mapping[str, Encoded]) -> Prefix:
+        """What the language model has read into a cache in another call than `generate`.
+
+        Args:
+            family (`Family`): the opened model.
+            cache (`DynamicCache`): what it has read.
+            holding (`Holding`): the prompt it was.
+            encoded (`Mapping[str, Encoded]`): its visual tokens, by kind of picture.
+        """
+        prefix = cls()
+        prefix._state = read_state(family.inner.language_model)
+        mark_cache(cache, holding)
+        features = {kind: (part.features, *part.deepstack) for kind, part in encoded.items()}
+        prefix._last = _Read(cache, holding, features)
+        return prefix
+
     def __init__(self) -> None:
         self.tokens_read = 0
         self._state: State | None = None  # of the language model, when it was read
@@ -104,7 +122,7 @@ class Prefix:
         features = {kind: read_levels(output) for kind, output in inputs["mm_encoder_outputs"].items()}
         known = last is not None and beginning.same(last.holding.beginning)
         if last is None or not known or beginning.length < WORTH * holding.length:
-            cache = _open_cache(family)
+            cache = open_cache(family)
             if cache is None:
                 return {}, 0
             self._reading = _Read(cache, holding, features)
@@ -128,7 +146,7 @@ class Prefix:
             cache = last.cache
             drop(family, cache, torch.arange(last.holding.length, device=last.holding.mask.device)[None] < common)
         else:
-            cache = _open_cache(family)
+            cache = open_cache(family)
             if cache is None:
                 return {}, 0
             mark_cache(cache, holding.nothing())
@@ -152,7 +170,7 @@ def _is_plain(family: Family, arguments: Inputs) -> bool:
     return one_row and all(family.option(arguments, name) in allowed for name, allowed in _PLAIN.items())
 
 
-def _open_cache(family: Family) -> DynamicCache | None:
+def open_cache(family: Family) -> DynamicCache | None:
     """An empty cache; None if nothing could be dropped from it for the next prompt, as with linear attention."""
     cache = DynamicCache(config=family.config.get_text_config(decoder=True))
     return cache if all(type(layer) is DynamicLayer for layer in cache.layers) else None

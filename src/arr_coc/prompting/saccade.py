@@ -31,6 +31,7 @@ from arr_coc.prompting.first_look.introspection import (
     layers_to_read,
 )
 from arr_coc.prompting.layout import Gazed, Prompt, build, read_prompt
+from arr_coc.prompting.prefix import Prefix, open_cache
 from arr_coc.prompting.resize import restate_prompt, select_counts
 from arr_coc.prompting.settings import Settings
 from arr_coc.prompting.sharing import share_budget
@@ -52,6 +53,7 @@ class Saccading(Shortening):
         super().__init__(family, inputs, settings)
         self.selector, self.gaze = selector, settings.gaze or Gaze()
         self.attended: list[Tensor] = []  # of each picture's windows, if the model was asked
+        self.begun: Prefix | None = None  # what was read of this prompt to choose the rest of it
         self.compressor: ConvCompressor | None = getattr(selector, "compressor", None)
         _check_support(family, inputs, selector)
         self.introspect = choose_introspection(family, settings, selector)
@@ -102,10 +104,7 @@ class Saccading(Shortening):
         """Ask the selector for windows of each picture, and list their cells."""
         self.gestalts = make_gestalts(self.encoded, self.plans, self.grids, self.words, self.gaze, self.compressor)
         if self._asks_the_model():
-            self.attended = introspect_gestalts(
-                self.family, self.inputs, self.gaze_prompt, self.positions, self.encoded, self.gestalts, self.plans,
-                self.grids, self.settings.chat, layers_to_read(self.family, self.introspect),
-            )  # fmt: skip
+            self._introspect()
         attended: Sequence[Tensor | None] = self.attended or [None] * len(self.plans)
         queries = [
             VisualQuery(gestalt.tokens, plan.gestalt, words.to(gestalt.tokens), plan.windows, mipmaps,
@@ -129,6 +128,20 @@ class Saccading(Shortening):
             return False
         kept = [None if plan.saccades is None else plan.tokens for plan in self.plans]
         return self.introspect != "auto" or is_tight(kept, list(map(cell_count, self.grids)))
+
+    def _introspect(self) -> None:
+        """Let the model read the gestalts; what it reads before the question need not be read again, in one row."""
+        layers, gestalts = layers_to_read(self.family, self.introspect), self.gestalts
+        beginning = self._find_beginning(len(gestalts[0].places)) if len(gestalts) == 1 else None
+        deepest = len(self.family.inner.language_model.layers) - 1
+        cache = open_cache(self.family) if beginning is not None and layers[-1] == deepest else None
+        self.attended, read = introspect_gestalts(
+            self.family, self.inputs, self.gaze_prompt, self.positions, self.encoded, gestalts, self.plans, self.grids,
+            self.settings.chat, layers, cache,
+        )  # fmt: skip
+        if cache is not None and beginning is not None:
+            seen = Encoded(gestalts[0].levels[0], tuple(gestalts[0].levels[1:]))
+            self.begun = Prefix.of(self.family, cache, replace(read, beginning=beginning), {"image": seen})
 
     def encode_chosen(self) -> None:
         """Encode the chosen cells at full resolution."""
@@ -162,7 +175,7 @@ class Saccading(Shortening):
             self.family, self.inputs, self.gaze_prompt, self.positions, {"image": self.encoded}, numbered, chosen,
             "saccade", gazes,
         )  # fmt: skip
-        if self.shared is not None:
+        if self.shared is not None or self.begun is not None:
             holding = replace(holding, beginning=self._find_beginning(gestalt[0]))
         kept = KeptCells(
             (grid, np.arange(cell_count(grid)) if plan.scale == 1 else saccades.cells)
@@ -175,7 +188,9 @@ class Saccading(Shortening):
             made + (0 if plan.scale == 1 else len(saccades.cells))
             for made, plan, saccades in zip(self.count_encoded(), self.plans, self.saccades, strict=True)
         ]
-        return Shortened(inputs, outputs, kept, full, list(map(len, chosen)), holding, encoded, self._count_glanced())
+        return Shortened(
+            inputs, outputs, kept, full, list(map(len, chosen)), holding, encoded, self._count_glanced(), self.begun
+        )
 
     def keep_all(self) -> Shortened:
         """The prompt as it came; what the model read to choose counts too."""

@@ -18,6 +18,7 @@ from arr_coc.families.family import Family, Inputs
 from arr_coc.prompting.cache import Holding
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.layout import Prompt
+from arr_coc.prompting.prefix import Prefix
 from arr_coc.prompting.question import Ints, embed_question, find_query
 from arr_coc.prompting.settings import Settings
 from arr_coc.selectors.output import ARRCOCOutput
@@ -67,6 +68,7 @@ class Shortened(NamedTuple):
             known before; None if they are those of `full`.
         glanced (`list[int]`, *optional*): for each picture, the tokens that the language model read to choose these;
             None if it read none.
+        begun (`Prefix`, *optional*): what the language model has read of this prompt while it chose the rest of it.
     """
 
     inputs: dict[str, Any]
@@ -77,6 +79,7 @@ class Shortened(NamedTuple):
     holding: Holding | None = None
     encoded: list[int] | None = None
     glanced: list[int] | None = None
+    begun: Prefix | None = None
 
 
 class Shortening(ABC):

@@ -24,7 +24,7 @@ from arr_coc.families.family import Encoded, Family, Inputs
 from arr_coc.families.language_attention import Asking, FinerCells, attending_layers, reading_attention
 from arr_coc.gaze.gestalt import Gestalt
 from arr_coc.gaze.plan import GazePlan
-from arr_coc.prompting.cache import calling
+from arr_coc.prompting.cache import Holding, calling
 from arr_coc.prompting.layout import Gazed, Prompt, build, choose_columns
 from arr_coc.prompting.question import Bools, ChatTokens, Ints, find_chat, find_question
 from arr_coc.prompting.settings import Settings
@@ -199,7 +199,8 @@ def introspect_gestalts(
     grids: Sequence[Grid],
     chat: ChatTokens | None = None,
     layers: Sequence[int] | None = None,
-) -> list[Tensor]:
+    cache: Any = None,
+) -> tuple[list[Tensor], Holding]:
     """Attention `[windows]` that the model pays the windows of each picture while it reads the gestalts alone.
 
     Args:
@@ -209,17 +210,23 @@ def introspect_gestalts(
         encoded (`Encoded`): the gestalts, as encoded.
         gestalts, plans, grids: of each picture, what the language model reads, the plan, and the full grid.
         chat, layers (*optional*): as in [`introspect`].
+        cache (`Cache`, *optional*): an empty one, to which the keys and values of what is read are added.
+
+    Returns:
+        The attention for each picture, and the prompt that was read.
     """
     chosen = [np.arange(len(gestalt.places)) for gestalt in gestalts]
     selections = [
         Selection(torch.arange(len(gestalt.places)), gestalt.levels[0], gestalt.levels[1:]) for gestalt in gestalts
     ]
     gazes = [Gazed(gestalt.places, grid, len(gestalt.places)) for gestalt, grid in zip(gestalts, grids, strict=True)]
-    arguments, _ = build(family, inputs, prompt, positions, {"image": encoded}, selections, chosen, "saccade", gazes)
+    arguments, holding = build(
+        family, inputs, prompt, positions, {"image": encoded}, selections, chosen, "saccade", gazes
+    )
     short = {name: arguments[name] for name in READ if name in arguments}
     source, valid = (part.numpy() for part in choose_columns(prompt, chosen, torch.device("cpu")))
     groups = _find_asking(family, prompt, source, valid, chat)
-    attention = _read(family, short, groups, valid, numbers=layers)  # [B, L']
+    attention = _read(family, short, groups, valid, numbers=layers, cache=cache)  # [B, L']
     found = []
     for span, gestalt, plan, grid in zip(prompt.spans, gestalts, plans, grids, strict=True):
         begin = int((valid[span.row] & (source[span.row] == span.columns[0])).argmax())
@@ -230,7 +237,7 @@ def introspect_gestalts(
         by_cell = paid.new_zeros(rows * columns).index_add(0, row * columns + column, paid)
         fine = F.interpolate(by_cell.view(1, 1, rows, columns), plan.windows[1:], mode="bilinear")
         found.append(fine.flatten())  # [1, 1, wh, ww] -> [windows]
-    return found
+    return found, holding
 
 
 def find_words(family: Family, prompt: Prompt, chat: ChatTokens | None) -> Bools:
@@ -304,6 +311,7 @@ def _read(
     valid: Bools,
     finer: FinerCells | None = None,
     numbers: Sequence[int] | None = None,
+    cache: Any = None,
 ) -> Tensor:
     """Attention `[B, L']` to the tokens of a prompt, or to finer cells `[B, M]`: mean over layers and heads.
 
@@ -317,16 +325,16 @@ def _read(
     asking = Asking(*(upload(part, device) for part in Asking.of(torch.from_numpy(groups))))
     mask = upload(torch.from_numpy(valid), device)
     with calling(family.target), reading_attention(chosen, asking, mask, finer) as paid:
-        run_layers(family, arguments, 1 + chosen[-1][0])
+        run_layers(family, arguments, 1 + chosen[-1][0], cache)
     return torch.stack([layer.to(device).mean(dim=1) for layer in paid]).mean(dim=0).sum(dim=1)
 
 
-def run_layers(family: Family, arguments: dict[str, Any], depth: int) -> None:
-    """Run the model without its head, through so many layers of the language model."""
+def run_layers(family: Family, arguments: dict[str, Any], depth: int, cache: Any = None) -> None:
+    """Run the model without its head, through so many layers of the language model; with a cache through all."""
     inner: Any = family.inner
     language = inner.language_model
-    if depth == len(language.layers):
-        inner(**arguments, use_cache=False)
+    if depth == len(language.layers) or cache is not None:
+        inner(**arguments, use_cache=cache is not None, past_key_values=cache)
         return
     # shallow copies share every weight and leave the model untouched
     short = copy.copy(language)
