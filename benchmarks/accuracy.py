@@ -13,7 +13,7 @@ from typing import Any
 from marks import ROOT, fill_pages, make_table, paragraph, read_json
 
 from arr_coc.drawing.origin import stamp_figure
-from arr_coc.evaluation.contenders import FULL, OURS
+from arr_coc.evaluation.contenders import FULL, OURS, split_name
 from arr_coc.evaluation.report.sections import write_budget
 from arr_coc.evaluation.report.summary import find_best, write_accuracy
 from arr_coc.evaluation.report.write import draw_charts
@@ -270,7 +270,7 @@ def own_attention(found: Found) -> str:
     """The model's own attention beside other selectors, with what the language model spends."""
     budgets, rows = select_rows(found["own"])
     best = {
-        budget: find_best({name: accuracy(by, budget) for name, by in rows.items() if name != OURS})
+        budget: find_best({name: accuracy(by, budget) for name, by in rows.items() if split_name(name)[0] != OURS})
         for budget in budgets
     }
     lines = []

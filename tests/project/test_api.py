@@ -12,11 +12,11 @@ PUBLIC = {
     "CHANNELS": "mappingproxy",
     "ARRCOCConfig": "(*, hidden_size, channels, rank, budget, min_tokens, max_tokens, gestalt_tokens, "
     "cell_pixels, max_image_pixels, text_detector, base_model_name_or_path, base_model_edition, compressor_levels, "
-    "seed, arr_coc_version)",
+    "introspect, seed, arr_coc_version)",
     "ARRCOCLayer": "(config, text_detector)",
     "ARRCOCOutput": "(tokens, indices, mask, budgets, num_kept, expected_tokens, relevance, scores, weights, "
-    "tensions, strategy, reason, texture, word_pull)",
-    "ARRCOCQwen": "(model, processor, selector, *, mode, budget, query_layers, on_error, gaze, graphs)",
+    "tensions, strategy, reason, texture, word_pull, voice)",
+    "ARRCOCQwen": "(model, processor, selector, *, mode, budget, query_layers, on_error, gaze, graphs, introspect)",
     "Answer": "(text, outputs, kept, tokens, strategy, reason, timings_ms, words, budget, failure)",
     "Attachment": "(model, selector, settings)",
     "ChatTokens": "(start, end, user, newline)",
@@ -31,7 +31,7 @@ PUBLIC = {
     "VisualQuery": "(tokens, grid, words, cells, picture, attention_reader, key_reader, deepstack, attended, details)",
     "__version__": "str",
     "attach": "(model, selector, *, mode, budget, query_layers, chat, processor, on_error, gaze, encoded, full_logits, "
-    "graphs)",
+    "graphs, introspect)",
     "collate_prepared": "(items)",
     "create_selector": "(name, **kwargs)",
     "detach": "(model)",
@@ -45,7 +45,7 @@ PUBLIC = {
     "picture_from_patches": "(pixel_values, grid_thw, *, patch_size, merge_size, temporal_patch_size, image_mean, "
     "image_std)",
     "prepare": "(model, inputs, selector, *, mode, budget, query, query_layers, chat, processor, on_error, images, "
-    "gaze, encoded)",
+    "gaze, encoded, introspect)",
     "register_selector": "(name)",
 }
 
