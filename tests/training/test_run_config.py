@@ -5,24 +5,26 @@ import json
 import pytest
 
 from arr_coc import ARRCOCConfig
-from arr_coc.training.config import TrainConfig
+from arr_coc.training.config import STAGES, TrainConfig
 from arr_coc.training.trainer import check_run
 
-# What `run.json` of a run of each stage has always said of its settings.
+# What `run.json` of a run of each stage says of its settings; `introspect` is new, and None is what older runs had.
 LOOP = {"steps", "batch_size", "rate", "warm_up", "seed", "save_every", "log_every"}
-PROXY = LOOP | {"stage", "data", "base", "start", "samples", "query_layers"}
+PROXY = LOOP | {"stage", "data", "base", "start", "samples", "query_layers", "introspect"}
 ANSWERS = PROXY | {
     "estimator", "budget", "reward", "thrift", "lora", "last_layers", "dtype", "mode", "compress",
 }  # fmt: skip
 
 
 def test_the_rate_is_the_stages_unless_it_is_given():
-    rates = {stage: TrainConfig(["scenes"], "out", stage).highest_rate for stage in ("proxy", "answers", "hard")}
-    assert rates == {"proxy": 3e-3, "answers": 1e-3, "hard": 1e-3}
+    rates = {stage: TrainConfig(["scenes"], "out", stage).highest_rate for stage in STAGES}
+    assert rates == {"proxy": 3e-3, "distill": 3e-3, "answers": 1e-3, "hard": 1e-3}
     assert TrainConfig(["scenes"], "out", rate=0.5).highest_rate == 0.5
 
 
-@pytest.mark.parametrize(("stage", "keys"), [("proxy", PROXY), ("answers", ANSWERS), ("hard", ANSWERS)])
+@pytest.mark.parametrize(
+    ("stage", "keys"), [("proxy", PROXY), ("distill", PROXY), ("answers", ANSWERS), ("hard", ANSWERS)]
+)
 def test_a_run_records_its_settings_under_the_names_of_older_runs(stage, keys, tmp_path):
     record = TrainConfig(("scenes",), tmp_path, stage, start=tmp_path).record()
     assert record.keys() == keys
@@ -48,7 +50,7 @@ def test_a_run_goes_on_with_the_same_settings_only(tmp_path):
     ("settings", "said"),
     [
         ({"data": []}, "`data` is empty"),
-        ({"stage": "seven"}, "`stage` must be proxy, answers or hard, got 'seven'"),
+        ({"stage": "seven"}, "`stage` must be proxy, distill, answers or hard, got 'seven'"),
         ({"estimator": "magic"}, "`estimator` must be gate, gumbel, reinforce, soft or none, got 'magic'"),
         ({"reward": "money"}, "`reward` must be likelihood or accuracy, got 'money'"),
         ({"mode": "weight"}, "`mode` must be prune or saccade, got 'weight'"),

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from arr_coc.cli.errors import one_line_errors
-from arr_coc.cli.options import Device, Model
+from arr_coc.cli.options import Device, Model, parse_introspect
 
 if TYPE_CHECKING:
     from arr_coc.training.config import TrainConfig
@@ -23,15 +23,16 @@ def train(
         typer.Option(
             help="What to learn from; may be given several times. A world or one kind of its questions (scenes, "
             "scenes/read). For proxy also a folder in COCO format, or JSON lines of referring expressions (image, "
-            "expression, box) or of gaze (image, question, map). For answers and hard also crowded, or a file of VQAv2 "
-            "questions."
+            "expression, box) or of gaze (image, question, map); for distill any with image and question. For answers "
+            "and hard also crowded, or a file of VQAv2 questions."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Directory of the run.")],
     stage: Annotated[
         str,
         typer.Option(
-            help="proxy (from boxes and maps), answers (from what the model answers), or hard (hard examples twice)."
+            help="proxy (from boxes and maps), distill (from where the model looks while it reads all tokens), answers "
+            "(from what the model answers), or hard (hard examples twice)."
         ),
     ] = "proxy",
     base: Model = None,
@@ -40,7 +41,9 @@ def train(
     ] = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 1000,
     batch: Annotated[int, typer.Option(help="Questions per step and process.")] = 32,
-    rate: Annotated[float | None, typer.Option(help="Peak learning rate. [default: 3e-3 for proxy, else 1e-3]")] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Peak learning rate. [default: 3e-3 for proxy and distill, else 1e-3]")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Sets the order, and the first example of each world.")] = 0,
     samples: Annotated[int, typer.Option(min=1, help="Examples per world.")] = 2000,
     estimator: Annotated[str, typer.Option(help="answers, hard: gate, gumbel, reinforce, soft or none.")] = "gate",
@@ -57,6 +60,13 @@ def train(
     query_layers: Annotated[
         int, typer.Option(min=0, help="Layers of the model that read the question before the selector does.")
     ] = 0,
+    introspect: Annotated[
+        str | None,
+        typer.Option(
+            help="Whether the selector asks the model where it looks: on, off, auto, or a number of layers. "
+            "[default: as in --start]"
+        ),
+    ] = None,
     mode: Annotated[str, typer.Option(help="answers, hard: prune or saccade.")] = "prune",
     compress: Annotated[
         str | None, typer.Option(help="saccade: compress the gestalt by pool, merge or conv; conv is trained.")
@@ -64,7 +74,7 @@ def train(
     dtype: Annotated[str, typer.Option(help="answers, hard: data type of the model, float32 or bfloat16.")] = "float32",
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 200,
     cache: Annotated[
-        Path | None, typer.Option(help="proxy: directory of cached features. [default: ~/.cache/arr-coc]")
+        Path | None, typer.Option(help="proxy, distill: directory of cached features. [default: ~/.cache/arr-coc]")
     ] = None,
     device: Device = "cpu",
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint in --out.")] = False,
@@ -80,6 +90,7 @@ def train(
             data=data, out=out, stage=stage, base=base or EMBEDDED, start=start, steps=steps, batch_size=batch,
             rate=rate, seed=seed, samples=samples, estimator=estimator, budget=budget, reward=reward, thrift=thrift,
             lora=lora, last_layers=last_layers, query_layers=query_layers, mode=mode, compress=compress, dtype=dtype,
+            introspect=parse_introspect(introspect),
             save_every=save_every, cache=cache, device=device, resume=resume,
         )  # fmt: skip
         try:
@@ -118,7 +129,7 @@ def run_training(config: TrainConfig) -> Path:
                 bar.update(task, visible=False)
             if not training:
                 training.append(bar.add_task("training", total=config.steps, facts=""))
-            measure = "overlap" if config.stage == "proxy" else "accuracy"
+            measure = {"proxy": "overlap", "distill": "agreement"}.get(config.stage, "accuracy")
             shown = f"loss {facts['loss']:.3f}  {measure} {facts[measure]:.2f}  {facts['per_second']:.0f} questions/s"
             bar.update(training[0], completed=step, facts=shown)
 

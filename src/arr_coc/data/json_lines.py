@@ -112,6 +112,23 @@ def read_questions(file: Path) -> list[Example]:
     return check_examples(examples, file)
 
 
+def read_asked(file: Path) -> Iterator[Example]:
+    """Rows of `image, question`, one picture after the other; whatever else they have is left out.
+
+    Args:
+        file (`Path`): JSON lines, perhaps gzipped; pictures are named relative to it.
+
+    Returns:
+        `Iterator[Example]`: without answers and boxes.
+    """
+    for name, rows in rows_by_picture(file, ("image", "question")).items():
+        place = file.parent / name
+        for number, row in enumerate(rows):
+            question = text_of(row, "question", f"{file}, a row of {name}")
+            shown = f"{relative_name(place, file.parent)}#{number}"
+            yield Example(question, partial(open_file, place), shown, kind="asked", picture_id=str(place))
+
+
 def _answers(row: dict[str, Any], where: str) -> tuple[str, ...]:
     if "answers" not in row and "answer" not in row:
         raise ValueError(f"{where} has no 'answer' and no 'answers'; each needs one of them")

@@ -1,4 +1,4 @@
-"""What `--data` names: for stage `proxy` examples that say where to look, for the others examples with answers.
+"""What `--data` names: for stage `proxy` examples that say where to look, for `answers` examples with answers.
 
 | name                            | `proxy`                                           | `answers`, `hard`             |
 |---------------------------------|---------------------------------------------------|-------------------------------|
@@ -7,6 +7,8 @@
 | a folder                        | photographs in COCO format                        | -                             |
 | a file                          | JSON lines of expressions, or of gaze maps        | VQAv2's questions             |
 | `gaze:` before any of these     | as mode `saccade` shows it; worlds are larger     | -                             |
+
+Stage `distill` takes what `proxy` takes, but for `gaze:`, and any file of JSON lines with `image` and `question`.
 
 What cannot be used is treated by rule:
 
@@ -30,7 +32,7 @@ from arr_coc.data.coco import read_class_questions
 from arr_coc.data.example import Example, Examples, MissingPicture
 from arr_coc.data.expressions import read_expressions
 from arr_coc.data.gaze_maps import read_gaze_maps
-from arr_coc.data.json_lines import first_fields
+from arr_coc.data.json_lines import first_fields, read_asked
 from arr_coc.data.vqa import read_published_vqa
 from arr_coc.data.worlds import draw_scene, list_worlds, make_example, split_seed
 from arr_coc.data.worlds.numbered import WorldExamples
@@ -111,6 +113,29 @@ def open_places(name: str, count: int, seed: int = 0, split: Split = "train") ->
         raise ValueError(f"{path} has lines of {', '.join(sorted(fields)) or 'nothing'}; needed are {wanted}")
     _refuse_clips(world)
     raise ValueError(f"{name!r} is neither a world ({', '.join(list_worlds())}) nor a folder nor a file")
+
+
+def open_pictures(name: str, count: int, seed: int = 0, split: Split = "train") -> Iterator[Example]:
+    """Examples with pictures and questions, whatever else they have: what stage `distill` asks the model.
+
+    Args:
+        name (`str`): see the table above.
+        count, seed, split: as of [`open_places`].
+
+    Example:
+
+    ```python
+    >>> from arr_coc.data.sources import open_pictures
+    >>> next(open_pictures("scenes/color", 1)).question
+    'what color is the diamond?'
+
+    ```
+    """
+    path = Path(name)
+    fields = first_fields(path) if path.is_file() else set[str]()
+    if {"image", "question"} <= fields:
+        return read_asked(path)
+    return open_places(name, count, seed, split)
 
 
 def mix_worlds(

@@ -161,7 +161,7 @@ def open_answers_stage(config: TrainConfig, accelerator: Any) -> Stage:
     model: Any = load_model(config.base, dtype=getattr(torch, config.dtype)).requires_grad_(False)
     model = model.to(accelerator.device)
     processor = load_processor(config.base)
-    layer = open_layer(model, config.start)
+    layer = open_layer(model, config.start, config.introspect)
     if config.compress == "conv" and layer.compressor is None:
         levels = 1 + len(getattr(model.config.vision_config, "deepstack_visual_indexes", None) or ())
         layer.config = replace(layer.config, compressor_levels=levels)

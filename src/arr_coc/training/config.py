@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arr_coc.config import EMBEDDED
+from arr_coc.config import EMBEDDED, Introspect, check_introspect
 from arr_coc.gaze.compression import check_compress
 from arr_coc.runtime.machine import check_device
 from arr_coc.training.estimators import ESTIMATORS
 from arr_coc.training.schedule import BudgetPlan
 
-STAGES = ("proxy", "answers", "hard")
+STAGES = ("proxy", "distill", "answers", "hard")
+# Those that learn from what was encoded before, and run no language model meanwhile.
+ENCODED = ("proxy", "distill")
 REWARDS = ("likelihood", "accuracy")
 MODES = ("prune", "saccade")
 DTYPES = ("float32", "bfloat16")
@@ -24,7 +26,7 @@ GAZING = ("gate", "gumbel", "none")
 # What `run.json` says of every run, and of the stages that answer.
 _RECORDED = (
     "steps", "batch_size", "rate", "warm_up", "seed", "save_every", "log_every",
-    "stage", "data", "base", "start", "samples", "query_layers",
+    "stage", "data", "base", "start", "samples", "query_layers", "introspect",
 )  # fmt: skip
 _ANSWERING = (
     "estimator", "budget", "reward", "thrift", "lora", "last_layers", "dtype", "mode", "compress",
@@ -41,8 +43,9 @@ class TrainConfig:
         out (`str` or `Path`):
             Directory of the run: the selector, `run.json`, `log.jsonl`, checkpoints.
         stage (`str`, *optional*, defaults to `"proxy"`):
-            `"proxy"` learns from boxes and maps, and runs no language model. `"answers"` learns from what the frozen
-            model answers. `"hard"` is the same, with camouflage, needles and crowded scenes counted double.
+            `"proxy"` learns from boxes and maps, and runs no language model. `"distill"` learns from where the frozen
+            model looks while it reads all tokens, of any pictures with any questions. `"answers"` learns from what the
+            frozen model answers. `"hard"` is the same, with camouflage, needles and crowded scenes counted double.
         base (`str`, *optional*, defaults to `"embedded"`):
             Directory or Hub id of the model.
         start (`str` or `Path`, *optional*):
@@ -53,7 +56,8 @@ class TrainConfig:
         batch_size (`int`, *optional*, defaults to 32):
             Questions of a step in one process.
         rate (`float`, *optional*):
-            Highest learning rate; it falls with a cosine. By default 3e-3 for `proxy` and 1e-3 for the others.
+            Highest learning rate; it falls with a cosine. By default 3e-3 for `proxy` and `distill`, and 1e-3 for the
+            others.
         warm_up (`int`, *optional*, defaults to 50):
             Steps until the highest rate is reached.
         seed (`int`, *optional*, defaults to 0):
@@ -75,6 +79,8 @@ class TrainConfig:
             How many of the language model's last layers learn too; the base is then saved whole in `out/base`.
         query_layers (`int`, *optional*, defaults to 0):
             Layers of the language model that read the question first, as in [`~arr_coc.prepare`].
+        introspect (`"auto"`, `"on"`, `"off"` or `int`, *optional*):
+            Whether the selector asks the model where it looks, while it learns and later; by default as in `start`.
         mode (`str`, *optional*, defaults to `"prune"`):
             Or `"saccade"`: gestalt and saccades of what the processor delivers, for `gate`, `gumbel` and `none`.
         compress (`str`, *optional*):
@@ -87,7 +93,7 @@ class TrainConfig:
         log_every (`int`, *optional*, defaults to 10):
             Steps between lines of the log.
         cache (`str` or `Path`, *optional*):
-            Where `proxy` keeps features; see [`~arr_coc.training.feature_cache.cache_directory`].
+            Where `proxy` and `distill` keep features; see [`~arr_coc.training.feature_cache.cache_directory`].
         device (`str`, *optional*, defaults to `"cpu"`):
             `"cpu"` or `"cuda"`.
         resume (`bool`, *optional*, defaults to `False`):
@@ -122,6 +128,7 @@ class TrainConfig:
     lora: int = 0
     last_layers: int = 0
     query_layers: int = 0
+    introspect: Introspect | None = None
     mode: str = "prune"
     compress: str | None = None
     dtype: str = "float32"
@@ -155,6 +162,8 @@ class TrainConfig:
         if self.compress is not None and self.mode != "saccade":
             raise ValueError(f"`compress` belongs to mode saccade, got mode {self.mode}")
         check_compress(self.compress)
+        if self.introspect is not None:
+            check_introspect(self.introspect)
         BudgetPlan.parse(self.budget)
         check_device(self.device)
 
@@ -163,7 +172,7 @@ class TrainConfig:
         """The highest learning rate: the one that was given, or the stage's."""
         if self.rate is not None:
             return self.rate
-        return 3e-3 if self.stage == "proxy" else 1e-3
+        return 3e-3 if self.stage in ENCODED else 1e-3
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step."""
@@ -172,7 +181,7 @@ class TrainConfig:
 
     def record(self) -> dict[str, Any]:
         """What `run.json` says of these settings."""
-        names = _RECORDED if self.stage == "proxy" else _RECORDED + _ANSWERING
+        names = _RECORDED if self.stage in ENCODED else _RECORDED + _ANSWERING
         values = {name: getattr(self, name) for name in names}
         start = None if self.start is None else str(self.start)
         return values | {"rate": self.highest_rate, "data": list(self.data), "start": start}

@@ -32,6 +32,7 @@ from arr_coc.inference.messages import encode_text
 from arr_coc.realizing import ARRCOCLayer
 from arr_coc.runtime.atomic_files import set_aside, write_aside
 from arr_coc.training.encoding import PictureEncoder
+from arr_coc.training.teacher import Looked, Teacher
 
 FORMAT = 5  # to be raised when the same source gives other features or targets
 SHARD = 64  # pictures
@@ -52,6 +53,7 @@ class Batch(NamedTuple):
     word_mask: Tensor  # [B, Q]
     target: Tensor  # [B, h * w]
     grid: Grid  # of the tokens
+    attended: Tensor | None = None  # [B, h * w], if the model was asked
 
 
 def cache_directory() -> Path:
@@ -71,6 +73,7 @@ def write_features(
     query_layers: int = 0,
     gaze: bool = False,
     progress: Callable[[int], None] | None = None,
+    teacher: Teacher | None = None,
 ) -> None:
     """Encode pictures and questions into a directory; shards that are there are taken as they are.
 
@@ -84,6 +87,8 @@ def write_features(
         gaze (`bool`, *optional*, defaults to `False`): as mode `"saccade"` sees them: tokens of the gestalt, texture
             and targets of the windows.
         progress (`Callable`, *optional*): told how many pictures were done.
+        teacher (`Teacher`, *optional*): says where the model looks. What it says of pooled pictures is kept too; what
+            it says of whole ones takes the place of the examples' boxes and maps.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -93,7 +98,7 @@ def write_features(
     while groups := list(islice(stream, SHARD)):
         path = directory / f"{number:05}.safetensors"
         if not path.exists():
-            _write_shard(path, encode, groups, query_layers)
+            _write_shard(path, encode, groups, query_layers, teacher)
         with safe_open(path, "pt") as file:
             skipped += json.loads(file.metadata()["skipped"])
         number, done = number + 1, done + len(groups)
@@ -107,18 +112,31 @@ def write_features(
     write_aside(directory / INDEX, json.dumps({"shards": number, "pictures": done}) + "\n")
 
 
-def _write_shard(path: Path, encode: PictureEncoder, groups: list[list[Example]], query_layers: int) -> None:
+def _write_shard(
+    path: Path,
+    encode: PictureEncoder,
+    groups: list[list[Example]],
+    query_layers: int,
+    teacher: Teacher | None,
+) -> None:
     family, processor = encode.family, encode.processor
     tokens, textures, targets, index, asked, kinds, ids = [], [], [], [], [], [], []
     grids: list[Grid] = []
     cells: list[Grid] = []
     rows: list[Tensor] = []
+    heard: list[Tensor] = []  # where the model looks at pooled pictures
     places: dict[int, int] = {}  # of words that are the same everywhere
     skipped: list[str] = []
     for group in groups:
         try:
-            encoded = encode(group[0].picture)
-            wanted = [make_target(example, encoded.cells, encoded.reach) for example in group]
+            picture = group[0].picture
+            encoded, looked = encode(picture), list[Looked]()
+            group = [example for example in group if encode_text(processor, example.question)]
+            if teacher is not None:
+                looked = teacher(picture, [example.question for example in group])
+            wanted = [place.whole for place in looked if place.whole is not None]
+            if not wanted:
+                wanted = [make_target(example, encoded.cells, encoded.reach) for example in group]
         except MissingPicture as error:
             skipped.append(str(error))
             continue
@@ -126,8 +144,6 @@ def _write_shard(path: Path, encode: PictureEncoder, groups: list[list[Example]]
         textures.append(encoded.texture.half())
         for example, target in zip(group, wanted, strict=True):
             words = torch.tensor(encode_text(processor, example.question), dtype=torch.long)
-            if not len(words):
-                continue
             embedded = family.embed_words(words.to(family.target.device), query_layers).half().cpu()
             for word, row in zip(words.tolist(), embedded, strict=True):
                 known = places.get(word) if query_layers == 0 else None
@@ -135,10 +151,11 @@ def _write_shard(path: Path, encode: PictureEncoder, groups: list[list[Example]]
                     known = places[word] = len(rows)
                     rows.append(row)
                 index.append(known)
-            targets.append((target * 255).round().to(torch.uint8).flatten())
+            targets.append(_as_bytes(target))
             asked.append((len(grids), len(words)))
             kinds.append(example.kind)
             ids.append(example.id)
+        heard += [_as_bytes(place.pooled) for place in looked if place.pooled is not None]
         grids.append(encoded.grid)
         cells.append(encoded.cells)
     names = sorted(set(kinds))
@@ -153,9 +170,16 @@ def _write_shard(path: Path, encode: PictureEncoder, groups: list[list[Example]]
         "asked": torch.tensor(asked, dtype=torch.long).view(-1, 2),  # picture, number of words
         "kinds": torch.tensor([names.index(kind) for kind in kinds], dtype=torch.long),
     }
+    if heard:
+        content["heard"] = torch.cat(heard)
     about = {"kinds": json.dumps(names), "skipped": json.dumps(skipped), "ids": json.dumps(ids)}
     with set_aside(path) as aside:
         save_file({name: value.contiguous() for name, value in content.items()}, aside, about)
+
+
+def _as_bytes(values: Tensor) -> Tensor:
+    """A map in [0, 1] as bytes `[N]`."""
+    return (values * 255).round().to(torch.uint8).flatten()
 
 
 def make_target(example: Example, grid: Grid, reach: tuple[float, float] = (1.0, 1.0)) -> Tensor:
@@ -270,7 +294,7 @@ class Features:
         """Questions of one grid, put together."""
         [(grid, cells)] = {(self.grids[number], self.cells[number]) for number in numbers}
         count, amount = cell_count(grid), cell_count(cells)
-        tokens, texture, words, target = [], [], [], []
+        tokens, texture, words, target, heard = [], [], [], [], []
         for number in numbers:
             place = self.places[number]
             shard = self.shards[place.shard]
@@ -279,6 +303,8 @@ class Features:
             texture.append(rows.mT.reshape(-1, cells[1], cells[2]))  # [C, h, w]
             words.append(shard["words"][shard["word_index"][place.first_word : place.first_word + place.words]])
             target.append(shard["targets"][place.first_target : place.first_target + amount])
+            if "heard" in shard:
+                heard.append(shard["heard"][place.first_target : place.first_target + amount])
         mask = pad_sequence([torch.ones(len(row), dtype=torch.bool) for row in words], batch_first=True)
         return Batch(
             torch.stack(tokens).to(device).float(),
@@ -287,6 +313,8 @@ class Features:
             mask.to(device),
             torch.stack(target).to(device).float() / 255,
             grid,
+            # of which the layer takes the root
+            (torch.stack(heard).to(device).float() / 255).square() if heard else None,
         )
 
 

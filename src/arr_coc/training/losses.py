@@ -63,6 +63,32 @@ def proxy_losses(logits: Tensor, target: Tensor) -> dict[str, Tensor]:
     }
 
 
+def distill_losses(relevance: Tensor, target: Tensor, sharpness: Tensor) -> dict[str, Tensor]:
+    """Losses of relevance against where the model looks.
+
+    Args:
+        relevance (`Tensor` of shape `[B, N]`): in [0, 1].
+        target (`Tensor` of shape `[B, N]`): the root of attention, in [0, 1].
+        sharpness (`Tensor`): what makes logits of relevance.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc.training.losses import distill_losses, total
+    >>> target, sharpness = torch.tensor([[1.0, 0.5, 0.0]]), torch.tensor(5.0)
+    >>> good, bad = (distill_losses(map, target, sharpness) for map in (target, target.flip(1)))
+    >>> bool(total(good) < total(bad))
+    True
+
+    ```
+    """
+    paid = target.square()
+    share = paid / paid.sum(dim=1, keepdim=True).clamp(min=1e-6)  # [B, N]
+    missed = torch.special.entr(share) + share * torch.log_softmax(sharpness * relevance, dim=1)
+    return {"follow": -missed.sum(dim=1).mean(), "map": (relevance - target).square().mean()}
+
+
 def _ranking(logits: Tensor, inside: Tensor) -> Tensor:
     """How far `[B]` cells are below the best of the others: cross-entropy of each against all of those."""
     outside = torch.logsumexp(logits.masked_fill(inside > 0, -torch.inf), dim=1, keepdim=True)  # [B, 1]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from arr_coc.balancing import Judgement
-from arr_coc.data.sources import GAZE, open_places, sizes_of
+from arr_coc.data.sources import GAZE, open_pictures, open_places, sizes_of
 from arr_coc.evaluation.metrics import overlap
 from arr_coc.inference.load import load_model, load_processor
 from arr_coc.realizing import ARRCOCLayer
@@ -28,6 +28,7 @@ from arr_coc.training.feature_cache import (
 from arr_coc.training.losses import proxy_losses
 from arr_coc.training.schedule import Schedule, Source
 from arr_coc.training.stage import Stage, open_layer
+from arr_coc.training.teacher import Teacher
 
 Progress = Callable[[str, int], None]
 
@@ -63,7 +64,7 @@ def judge_batch(layer: ARRCOCLayer, batch: Batch) -> Judgement:
     """What a layer makes of features that were kept."""
     with torch.autocast(batch.tokens.device.type, enabled=False):  # in float32, as the layer will choose
         texture = layer.project_again(batch.texture, batch.tokens, batch.grid)
-        return layer.judge(texture, batch.tokens, batch.words, batch.grid, batch.word_mask)
+        return layer.judge(texture, batch.tokens, batch.words, batch.grid, batch.word_mask, batch.attended)
 
 
 def _explore(tension: Tensor, present: Tensor) -> Tensor:
@@ -73,33 +74,49 @@ def _explore(tension: Tensor, present: Tensor) -> Tensor:
 
 
 def open_proxy_stage(config: TrainConfig, accelerator: Any, progress: Progress | None = None) -> Stage:
-    """Encode the sources of stage `proxy`, as far as they are not in the cache, and open what was encoded.
+    """Encode the sources of stage `proxy`, and open what was encoded; arguments as of [`open_encoded_stage`]."""
+    return open_encoded_stage(config, accelerator, progress, ProxyTask)
+
+
+def open_encoded_stage(
+    config: TrainConfig, accelerator: Any, progress: Progress | None, make_task: Callable[[ARRCOCLayer], nn.Module]
+) -> Stage:
+    """Encode the sources of a stage without answers, as far as they are not in the cache, and open what was encoded.
 
     Args:
         config (`TrainConfig`): of the run.
         accelerator (`accelerate.Accelerator`): on whose device, and over whose processes, it runs.
         progress (`Callable`, *optional*): told the name of a source and how many of its pictures were encoded.
+        make_task (`Callable`): gives the module that is trained.
 
     Returns:
         [`~arr_coc.training.stage.Stage`]: the base itself is needed no longer.
     """
     model: Any = load_model(config.base, dtype=torch.float32).to(accelerator.device)
-    layer = open_layer(model, config.start).to(accelerator.device)
+    layer = open_layer(model, config.start, config.introspect).to(accelerator.device)
     processor = load_processor(config.base)
     folder = Path(config.cache or cache_directory()) / "features"
     size = config.batch_size * accelerator.num_processes
-    weights, sources = weights_key(model), []
+    weights, sources, distill = weights_key(model), [], config.stage == "distill"
+    asks = distill or layer.introspect != "off"
+    teacher = Teacher(model, processor, distill, layer.introspect) if asks else None
     opened: dict[str, Features] = {}  # one that is named twice is read once
     for name in config.data:
-        examples = open_places(name, config.samples, config.seed)
+        examples = (open_pictures if distill else open_places)(name, config.samples, config.seed)
         gaze = name.startswith(GAZE)
-        parts = (config.samples, config.seed, config.query_layers, *([GAZE] if gaze else []), sizes_of(name))
+        if gaze and teacher is not None:
+            raise ValueError(
+                f"{name} shows pictures as mode saccade does, and where the model looks is only known of whole ones; "
+                f"use {name.removeprefix(GAZE)}, or another stage without introspect"
+            )
+        marks = [mark for mark, given in ((GAZE, gaze), ("distill", distill)) if given]
+        parts = (config.samples, config.seed, config.query_layers, *marks, sizes_of(name))
         key = features_key(weights, processor, layer, name.removeprefix(GAZE), *parts)
         with accelerator.main_process_first():
             if not (folder / key / INDEX).exists():
                 write_features(
                     folder / key, model, processor, layer, examples, query_layers=config.query_layers, gaze=gaze,
-                    progress=None if progress is None else partial(progress, name),
+                    progress=None if progress is None else partial(progress, name), teacher=teacher,
                 )  # fmt: skip
         if key not in opened:
             opened[key] = Features(folder / key)
@@ -110,4 +127,4 @@ def open_proxy_stage(config: TrainConfig, accelerator: Any, progress: Progress |
         features, numbers = schedule.at(step)
         return features.batch(numbers[accelerator.process_index :: accelerator.num_processes], accelerator.device)
 
-    return Stage(ProxyTask(layer), layer, batch_at)
+    return Stage(make_task(layer), layer, batch_at)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from arr_coc.config import EMBEDDED, TRAINED, UNTRAINED, ARRCOCConfig
+from arr_coc.config import EMBEDDED, TRAINED, UNTRAINED, ARRCOCConfig, Introspect
 from arr_coc.inference.load import find_trained
 from arr_coc.realizing import ARRCOCLayer
 
@@ -36,11 +36,11 @@ class Stage:
     save: Callable[[Path, bool], None] = save_nothing
 
 
-def open_layer(model: Any, start: str | Path | None) -> ARRCOCLayer:
-    """The layer that learns: untrained, or one to start from, which must fit the model."""
+def open_layer(model: Any, start: str | Path | None, introspect: Introspect | None = None) -> ARRCOCLayer:
+    """The layer that learns: untrained, or one to start from, which must fit the model; with this `introspect`."""
     config = ARRCOCConfig.for_model(model)
     if start is None or str(start) == UNTRAINED:
-        return ARRCOCLayer(config)
+        return ARRCOCLayer(config if introspect is None else replace(config, introspect=introspect))
     place = find_trained(model) if str(start) in (TRAINED, EMBEDDED) else start
     layer = ARRCOCLayer.from_pretrained(place)
     layer.config.check_edition(model.config, f"the selector {start}")
@@ -49,4 +49,6 @@ def open_layer(model: Any, start: str | Path | None) -> ARRCOCLayer:
         if given != wanted:
             raise ValueError(f"{start} was made for a model with {name} {given}, this one has {wanted}")
     layer.config = layer.config.for_base(config)
+    if introspect is not None:
+        layer.config = replace(layer.config, introspect=introspect)
     return layer.train()

@@ -23,6 +23,7 @@ from arr_coc.runtime.machine import environment
 from arr_coc.training.answers import open_answers_stage
 from arr_coc.training.checkpoints import list_checkpoints, read_checkpoint, write_checkpoint
 from arr_coc.training.config import TrainConfig
+from arr_coc.training.distill import open_distill_stage
 from arr_coc.training.losses import total
 from arr_coc.training.proxy import Progress, open_proxy_stage
 from arr_coc.training.stage import Stage
@@ -56,6 +57,8 @@ def train(config: TrainConfig, say: Say | None = None, progress: Progress | None
     accelerator = open_accelerator(config.device)
     if config.stage == "proxy":
         stage = open_proxy_stage(config, accelerator, progress)
+    elif config.stage == "distill":
+        stage = open_distill_stage(config, accelerator, progress)
     else:
         stage = open_answers_stage(config, accelerator)
     return run_steps(stage, config, accelerator, say)

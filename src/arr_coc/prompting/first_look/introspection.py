@@ -10,7 +10,7 @@ In mode `saccade` they are the gestalt. No other cells are encoded yet, so what 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,6 +152,7 @@ def introspect(
     encoded: dict[str, Encoded],
     chat: ChatTokens | None = None,
     layers: Sequence[int] | None = None,
+    small: Callable[[Grid], Grid] = pooled_grid,
 ) -> list[Tensor]:
     """Attention `[N]` that the model pays the cells of each picture: mean over layers and heads.
 
@@ -164,12 +165,13 @@ def introspect(
         encoded (`dict`): for each kind, what was encoded.
         chat (`ChatTokens`, *optional*): the chat markers; by default those of the model.
         layers (`Sequence[int]`, *optional*): numbers of the layers to read; by default all. Later ones are not run.
+        small (`Callable`, *optional*): gives the grid at which a picture is read; by default a sixteenth of its tokens.
     """
     pictures = []
     for span in prompt.spans:
         full, rows = encoded[span.kind], slice(span.offset, span.offset + len(span.columns))
         levels = [level[rows].detach() for level in (full.features, *full.deepstack)]
-        pictures.append(_pool(levels, span.grid, pooled_grid(span.grid)))
+        pictures.append(_pool(levels, span.grid, small(span.grid)))
     chosen = [picture.cells for picture in pictures]
     selections = [
         Selection(torch.from_numpy(picture.cells), picture.levels[0], picture.levels[1:]) for picture in pictures
