@@ -98,7 +98,8 @@ class Plan(NamedTuple):
         mask (`Tensor` of shape `[B, M]`): False where padded.
         budgets (`Tensor` of shape `[B, M]`): relevance of each kept cell, with gradient; 0 where padded.
         expected (`Tensor` of shape `[B]`): tokens that `"auto"` would give, differentiable.
-        report (`Tensor` of shape `[B, 5]`): count, fallback, structure, match, spread, for one transfer to the host.
+        report (`Tensor` of shape `[B, 5]` or `[B, 6]`): count, fallback, structure, match, spread and, if the model was
+            asked, focus, for one transfer to the host.
         num_kept (`Tensor` of shape `[B]`, *optional*): number of kept cells, on the host.
         strategy (`tuple[str, ...]`): `"relevance"`, `"grid"` or `"all"` for each picture.
         reason (`tuple[str, ...]`): why, in words.
@@ -185,6 +186,7 @@ class TokenAllocator(nn.Module):
         match: Tensor | None = None,
         visited: Tensor | None = None,
         text: Tensor | None = None,
+        focus: Tensor | None = None,
     ) -> Plan:
         """Choose cells without leaving the device.
 
@@ -199,6 +201,8 @@ class TokenAllocator(nn.Module):
             visited (`Tensor` of shape `[B, N]`, *optional*): True where earlier frames kept a cell; exploration goes
                 elsewhere first.
             text (`Tensor` of shape `[B, t, h, w]`, *optional*): text likelihood, see [`carry_along`].
+            focus (`Tensor` of shape `[B]`, *optional*): of the model's own attention, from
+                [`~arr_coc.knowing.focus_of`], if it was asked.
         """
         batch, frames, rows, columns = relevance.shape
         flat = relevance.flatten(1)  # [B, N]
@@ -233,10 +237,13 @@ class TokenAllocator(nn.Module):
             known_match = flat.new_zeros(batch) if match is None else match.to(flat.dtype)
             if structure is None:
                 structure = flat.new_full((batch,), math.inf)
-            # 3. an even grid instead of both, where neither picture nor question says where to look
+            # 3. an even grid instead of both, where neither picture nor question nor the model says where to look
             fallback = (structure < 1) & (known_match < 1) & (count < total)
+            if focus is not None:
+                fallback = fallback & (focus < 1)
             kept = torch.where(fallback[:, None], even_rank < count[:, None], kept)
             report = [count.to(flat.dtype), fallback.to(flat.dtype), structure, known_match, spread]
+            report += [] if focus is None else [focus.to(flat.dtype)]
             # each kept cell goes to its place among the kept cells, all others into an extra column that is cut off
             place = torch.where(kept, kept.cumsum(dim=1) - 1, most)
             indices = torch.zeros(batch, most + 1, dtype=torch.long, device=flat.device)
@@ -274,18 +281,17 @@ class TokenAllocator(nn.Module):
         return finish_plan(plan, plan.report.tolist(), relevance[0].numel())
 
 
-def finish_plan(plan: Plan, report: Sequence[Sequence[float]], total: int, asked: bool = False) -> Plan:
+def finish_plan(plan: Plan, report: Sequence[Sequence[float]], total: int) -> Plan:
     """Cut a plan to the lengths in its report, and say why these tokens were kept.
 
     Args:
         plan (`Plan`): from [`TokenAllocator.plan`].
         report (`Sequence[Sequence[float]]`): the rows of its `report`, now on the host.
         total (`int`): number of cells of each picture.
-        asked (`bool`, *optional*, defaults to `False`): whether the model itself was asked where it looks.
     """
     counts = [int(row[0]) for row in report]
     most = max(counts)
-    explained = [_explain(row, total, asked) for row in report]
+    explained = [_explain(row, total) for row in report]
     return plan._replace(
         indices=plan.indices[:, :most],
         mask=plan.mask[:, :most],
@@ -302,8 +308,8 @@ def _first(order: Tensor, places: Tensor, count: Tensor) -> Tensor:
     return chosen.scatter_(1, order, places < count[:, None])
 
 
-def _explain(report: Sequence[float], total: int, asked: bool) -> tuple[str, str]:
-    count, fallback, structure, match, spread = report
+def _explain(report: Sequence[float], total: int) -> tuple[str, str]:
+    count, fallback, structure, match, spread, *focus = report
     kept = f"{int(count)} of {total} tokens"
     if count >= total:
         return "all", f"the budget covers all {total} tokens"
@@ -311,10 +317,11 @@ def _explain(report: Sequence[float], total: int, asked: bool) -> tuple[str, str
         return "grid", (
             f"{kept} on an even grid: the picture has no structure ({structure:.2f}; noise is below 1) "
             f"and no word of the question points to a place ({match:.2f}; chance is below 1)"
+            + "".join(f", nor does the model itself look at one ({each:.2f}; noise is below 1)" for each in focus)
         )
     points = "the question points to a place" if match >= 1 else "the question points nowhere in particular"
     shape = "focused" if spread < 1 / 3 else "spread out" if spread > 2 / 3 else "moderately focused"
-    whose = "that matter most, by where the model itself looks" if asked else "that matter most"
+    whose = "that matter most, by where the model itself looks" if focus else "that matter most"
     return "relevance", (
         f"the {kept} {whose}: relevance is {shape} ({spread:.2f} of the largest entropy), "
         f"{points} ({match:.2f}; chance is below 1)"

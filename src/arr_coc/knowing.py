@@ -42,6 +42,9 @@ HISTOGRAM_BINS = 12
 PULL_SOFTNESS = 0.02
 # A word whose cosine varies less than this over the picture points nowhere: encoders drift that much with position.
 FLAT_PULL = 0.04
+# The share of the model's own attention that noise hardly ever draws to a sixteenth of the cells: in 19 of 20 pictures
+# of noise and splattered paint it is below 0.19.
+FOCUSED = 0.2
 
 
 @constant
@@ -176,6 +179,27 @@ def hear(attended: Tensor) -> Tensor:
     root = attended.float().clamp(min=0).sqrt()
     low, high = root.amin(dim=(1, 2, 3), keepdim=True), root.amax(dim=(1, 2, 3), keepdim=True)
     return 1 - (high - root) / (high - low).clamp(min=1e-9)
+
+
+def focus_of(attended: Tensor) -> Tensor:
+    """How far `[B]` the model's own attention `[B, N]` is drawn to few cells; 1 is more than noise draws it to.
+
+    Attention is never even: the sixteenth of the cells that is paid most gets a tenth of it on noise, and a quarter to
+    a half where there is something to look at.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc.knowing import focus_of
+    >>> focus_of(torch.stack([torch.ones(64), torch.eye(64)[5] + 0.001]))
+    tensor([0.3125, 4.7180])
+
+    ```
+    """
+    count = max(1, round(attended.shape[1] / 16))
+    most = attended.topk(count, dim=1).values.sum(dim=1)
+    return most / attended.sum(dim=1).clamp(min=1e-12) / FOCUSED
 
 
 class Participation(NamedTuple):

@@ -12,7 +12,7 @@ from arr_coc.attending import Plan, TokenAllocator, finish_plan, resolve_budget
 from arr_coc.balancing import SCORES, AdaptiveTensionBalancer, Balance, Judgement
 from arr_coc.config import UNTRAINED, ARRCOCConfig, Budget, Grid, Introspect, cell_count, check_grid
 from arr_coc.gaze.compression import make_compressor
-from arr_coc.knowing import InformationScorer, ParticipatoryScorer, PerspectivalScorer, hear
+from arr_coc.knowing import InformationScorer, ParticipatoryScorer, PerspectivalScorer, focus_of, hear
 from arr_coc.pixels.mipmaps import Mipmaps
 from arr_coc.pixels.saliency import picture_structure
 from arr_coc.runtime.cuda_graphs import GraphCache, may_replay
@@ -192,7 +192,7 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         scores, balance, plan, texture, pull, ends = results
         batch = tokens.shape[0]
         report = read_report(torch.cat([ends, plan.report.flatten()]), batch, frames is not None)
-        plan = finish_plan(plan, report, cell_count(cells), attended is not None)
+        plan = finish_plan(plan, report, cell_count(cells))
 
         kept = None
         if cells == grid and gather:
@@ -274,8 +274,9 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
             ends = extremes(tokens, words, balance.relevance, frames)
             text = text_channel(by_frame, self.config.channels, cells != grid)
         plan = self.allocator.plan(
-            balance.relevance, features, balance.tensions, budget, structure, participation.match, visited, text
-        )
+            balance.relevance, features, balance.tensions, budget, structure, participation.match, visited, text,
+            None if attended is None else focus_of(attended),
+        )  # fmt: skip
         scores = torch.stack([information, perspectival, participation.score], dim=1)
         return scores, balance, plan, by_frame, participation.pull, ends
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arr_coc import ARRCOCConfig, generate_texture_array
-from arr_coc.attending import TokenAllocator, resolve_budget, spread_rank
+from arr_coc.attending import TokenAllocator, finish_plan, resolve_budget, spread_rank
 from arr_coc.pixels.saliency import picture_structure
 from arr_coc.texture import CHANNELS
 
@@ -220,6 +220,19 @@ def test_the_grid_is_taken_only_without_structure_and_without_match():
     assert set(everything.strategy) == {"all"}
     without_picture = allocator()(relevance, features, tension(batch=4), 64, None, match)
     assert set(without_picture.strategy) == {"relevance"}
+
+
+def test_the_model_itself_says_where_to_look_or_that_it_does_not_know():
+    relevance = torch.rand(2, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    structure, match, focus = torch.tensor([0.5, 0.5]), torch.zeros(2), torch.tensor([0.6, 1.4])
+    features = random_tokens(256, 16, batch=2)
+    plan = allocator().plan(relevance, features, tension(batch=2), 64, structure, match, focus=focus)
+    asked = finish_plan(plan, plan.report.tolist(), 256)
+    assert asked.strategy == ("grid", "relevance")
+    assert "nor does the model itself look at one (0.60; noise is below 1)" in asked.reason[0]
+    assert "by where the model itself looks" in asked.reason[1]
+    plan = allocator().plan(relevance, features, tension(batch=2), 64, structure, match)
+    assert finish_plan(plan, plan.report.tolist(), 256).strategy == ("grid", "grid")
 
 
 def test_a_word_is_kept_whole_where_one_of_its_letters_is_relevant():

@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from drawing import noise, splatter
 from tiny_models import CLIP, MIXED, QWEN, SMALL, TWO_IMAGES, inputs_for, tiny_model
 from typer.testing import CliRunner
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer, ARRCOCQwen, Gaze, attach, create_selector, prepare
 from arr_coc.cli import app
+from arr_coc.data.worlds import make_example, split_seed
 from arr_coc.evaluation.contenders import open_contenders, split_name
 from arr_coc.families.family import open_family
 from arr_coc.inference.session import Session
@@ -260,6 +262,19 @@ def test_the_layer_refuses_attention_of_another_shape():
         layer(tokens, words, grid=(3, 4), attended=torch.rand(2, 3, 4))
     with pytest.raises(ValueError, match=r"NaN|finite"):
         layer(tokens, words, grid=(3, 4), attended=torch.full((2, 12), torch.nan))
+
+
+@pytest.mark.parametrize("question", ["what is this?", "what do you see?", "what is unusual?"])
+@torch.no_grad()
+def test_on_noise_the_model_looks_nowhere_and_on_a_picture_somewhere(question):
+    vlm = ARRCOCQwen.from_pretrained(budget=9, introspect="on")
+    pictures = [each for seed in (0, 1) for each in (noise(seed, 384, 384), splatter(seed, 384))]
+    for picture in pictures:
+        found = vlm.inspect(picture[0].mul(255).byte().permute(1, 2, 0).numpy(), question)
+        assert found.strategy == "grid"
+        assert "nor does the model itself look at one" in found.reason
+    scene = make_example("scenes", split_seed("test", 0), None, (384, 384)).picture
+    assert vlm.inspect(scene, question).strategy == "relevance"
 
 
 @torch.no_grad()

@@ -115,7 +115,9 @@ def read_report(report: Tensor, batch: int, pictured: bool) -> list[list[float]]
         low, high = ends["picture"]
         raise_for_range(low, high, "picture")
     if not all(map(math.isfinite, ends["relevance"])):
-        raise ValueError("relevance is NaN or infinite; check the layer's weights, `previous` and `text_detector`")
+        raise ValueError(
+            "relevance is NaN or infinite; check the layer's weights, `previous`, `attended` and `text_detector`"
+        )
     rest = values[2 * len(names) :]
     columns = len(rest) // batch
     return [rest[start : start + columns] for start in range(0, len(rest), columns)]
