@@ -1,5 +1,6 @@
 import dataclasses
 import os
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -163,6 +164,19 @@ def test_every_channel_score_and_number_is_named_once(written, channels):
     assert output.reason[0] in everything
     for name, value in zip(("detail", "explore", "variety"), output.tensions[0].tolist(), strict=True):
         assert f"{name} {value:.2f}" in everything
+
+
+def test_where_the_model_itself_looks_is_shown_if_it_was_asked(written):
+    image, answer = looked_at(4, 4, "core")
+    plain = draw_sheet(image, "where is the red sign?", answer)
+    assert not any("itself looks" in text for _, text, _ in written)
+    voice = torch.zeros(1, 1, 4, 4)
+    voice[0, 0, 1, 2] = 1
+    asked = draw_sheet(image, "where is the red sign?", answer_of(replace(answer.output, voice=voice)))
+    [((x, y), _, _)] = [each for each in written if each[1] == "where the model itself looks"]
+    assert x > plain.width / 2  # beside the three scores, in their row
+    assert len({place for (_, place), text, _ in written if "weight" in text and place == y}) == 1
+    assert asked.size != plain.size  # four maps in the row are smaller than three
 
 
 @pytest.mark.parametrize("channels", ["core", "full"])

@@ -31,6 +31,8 @@ def explain_no_relevance(answer: Answer) -> str:
 def draw_sheet(image: Image.Image, question: str, answer: Answer, footnotes: tuple[str, ...] = ()) -> Image.Image:
     """Draw the contact sheet of one picture: what was read, relevance, the three scores and every texture channel.
 
+    If the model itself was asked where it looks, that is shown beside the scores.
+
     Args:
         image (`PIL.Image.Image`): the picture at the size of its cells, see [`fit_to_cells`].
         question (`str`): what was asked.
@@ -58,12 +60,15 @@ def draw_sheet(image: Image.Image, question: str, answer: Answer, footnotes: tup
         (f"{name}, weight {weight:.2f}", show_heat(image, stretch(spread_windows(output.scores[name][0, 0], grid))))
         for name, weight in label_weights(output).items()
     ]
+    if output.voice is not None:
+        voice = spread_windows(output.voice[0, 0], grid)
+        scored.append(("where the model itself looks", show_heat(image, stretch(voice))))
     channels = [
         (f"{index} {name}", colour_map(stretch(channel)))
         for index, (name, channel) in enumerate(label_channels(texture).items())
     ]
     lines.append(f"tensions: {write_values(label_tensions(output))}")
-    blocks = [(large, _LARGE), (scored, _LARGE), (channels, _SMALL)]
+    blocks = [(large, _LARGE), (scored, len(scored)), (channels, _SMALL)]
     return _compose(question, lines, blocks, image.height / image.width, footnotes)
 
 
