@@ -231,8 +231,12 @@ def test_what_cannot_be_is_said_in_one_line():
             prepare(model, data, layer, introspect=wrong)
         with pytest.raises(ValueError, match=said):
             ARRCOCConfig(hidden_size=8, introspect=wrong)
-    with pytest.raises(ValueError, match="'grid' reads no attention of the model; drop introspect='on'"):
-        prepare(model, data, create_selector("grid"), introspect="on")
+    for name in ("grid", "crop", "downsample", "pixelprune"):
+        with pytest.raises(ValueError, match=f"'{name}' does not ask the model where it looks; drop introspect='on'"):
+            prepare(model, data, create_selector(name), introspect="on")
+        prepare(model, data, create_selector(name), introspect="auto")
+    with attach(model, create_selector("fastv"), introspect=3), pytest.raises(ValueError, match="drop introspect=3"):
+        model(**data)
     with pytest.raises(ValueError, match="'own-attention' only asks the model"):
         prepare(model, data, create_selector("own-attention"), introspect="off")
     for harmless in ("auto", "off"):

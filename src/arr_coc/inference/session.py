@@ -38,6 +38,7 @@ from arr_coc.inference.arguments import (
 from arr_coc.prompting.cache import Holding, calling, cut_of, holding_of, mark_cache
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.first_look.glance import Glancing
+from arr_coc.prompting.first_look.introspection import cannot_introspect
 from arr_coc.prompting.inside_model import InsideModel, check_decoding, check_inside
 from arr_coc.prompting.layout import Prompt, check_selections
 from arr_coc.prompting.picture_cache import EncodingCache
@@ -284,13 +285,16 @@ class Session:
 
     def _make_steps(self, inputs: Inputs, encoded: Encodings | None) -> Shortening:
         """The steps that shorten a prompt for this kind of selector and this mode."""
-        arguments = self.family, inputs, replace(self.settings, encoded=encoded)
+        settings = replace(self.settings, encoded=encoded)
+        if isinstance(self.selector, TokenSelector):
+            steps = Saccading if settings.mode == "saccade" else Pruning
+            return steps(self.family, inputs, settings, self.selector)
+        name = selector_name(self.selector)
+        if settings.introspect not in (None, "auto", "off"):
+            raise ValueError(cannot_introspect(name, settings.introspect))
+        arguments = self.family, inputs, replace(settings, introspect=None)
         if self._inside is not None:
             return KeepingAll(*arguments)
-        if isinstance(self.selector, TokenSelector):
-            steps = Saccading if self.settings.mode == "saccade" else Pruning
-            return steps(*arguments, self.selector)
-        name = selector_name(self.selector)
         if self.settings.mode == "saccade":
             raise ValueError(f"mode 'saccade' needs a selector that picks cells, got {name!r}; use mode 'prune'")
         if self.settings.mode == "weight":

@@ -72,7 +72,7 @@ def choose_introspection(family: Family, settings: Settings, selector: TokenSele
     if not selector.introspects and selector.introspect is None:
         if wanted in ("auto", "off"):
             return "off"
-        raise ValueError(f"{selector_name(selector)!r} reads no attention of the model; drop introspect={wanted!r}")
+        raise ValueError(cannot_introspect(selector_name(selector), wanted))
     if wanted == "off":
         return wanted
     try:
@@ -82,6 +82,11 @@ def choose_introspection(family: Family, settings: Settings, selector: TokenSele
             return "off"
         raise
     return "on" if selector.introspects and wanted == "auto" else wanted
+
+
+def cannot_introspect(name: str, introspect: object) -> str:
+    """What an error says of a selector that asks the model nothing."""
+    return f"{name!r} does not ask the model where it looks; drop introspect={introspect!r}, or use arr-coc"
 
 
 def check_introspection(family: Family, settings: Settings, introspect: Introspect = "on") -> None:
