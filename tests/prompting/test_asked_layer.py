@@ -15,7 +15,9 @@ from arr_coc.evaluation.contenders import open_contenders, split_name
 from arr_coc.families.family import open_family
 from arr_coc.inference.session import Session
 from arr_coc.knowing import hear
+from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.first_look.introspection import introspect
+from arr_coc.prompting.prefix import Prefix
 from arr_coc.prompting.prune import Pruning
 from arr_coc.prompting.settings import Settings
 
@@ -143,6 +145,24 @@ def test_the_gestalt_is_not_read_twice(family, name, lengths, monkeypatch):
     assert (once.glanced_counts, twice.glanced_counts) == ([0], [gestalt])
     assert torch.equal(once.generated, twice.generated)
     assert once.kept[0][1].tolist() == twice.kept[0][1].tolist()
+
+
+@torch.no_grad()
+def test_a_conversation_begins_with_what_was_read_to_choose(lengths):
+    model, data = tiny_model("qwen3_vl"), structured("qwen3_vl", HUGE)
+    selector, passes = make_layer(model), lengths(model)
+    encoded = Encodings()
+    encoded.prefix = Prefix()
+    first = ask(model, selector, data, encoded=encoded)
+    alone = list(passes[:2])
+    assert first.glanced_counts == [0]
+    assert torch.equal(first.generated, ask(model, selector, data).generated)
+    passes.clear()
+    again = ask(model, selector, data, encoded=encoded)
+    assert passes[0] == alone[0]  # asked again, beside what the conversation holds
+    assert passes[1] == alone[1]
+    assert again.glanced_counts[0] > 0
+    assert torch.equal(first.generated, again.generated)
 
 
 @pytest.mark.parametrize(

@@ -398,9 +398,11 @@ class Session:
         kept = None if self.settings.encoded is None else self.settings.encoded.prefix
         prefix = run.begun if kept is None else kept
         if prefix is not None:
+            begun = run.begun is not None and prefix.adopt(run.begun)
+            before = prefix.tokens_read
             options |= prefix.begin(self.family, arguments, run.inputs, run.holding)
-        if run.begun is not None and prefix is run.begun and prefix.tokens_read < run.inputs["input_ids"].numel():
-            run.glanced_counts = [0] * len(run.glanced_counts)  # what was read to choose is not read again
+            if begun and prefix.tokens_read - before < run.inputs["input_ids"].numel():
+                run.glanced_counts = [0] * len(run.glanced_counts)  # what was read to choose is not read again
         run.result = self._call(self._generate, run, options)
         if watch.on:
             watch.milliseconds |= {"prefill": first_token.at - begin, "decode": watch.now() - first_token.at}

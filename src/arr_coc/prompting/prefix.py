@@ -60,6 +60,12 @@ class Prefix:
         tokens_read (`int`): tokens of prompts that the language model read.
     """
 
+    def __init__(self) -> None:
+        self.tokens_read = 0
+        self._state: State | None = None  # of the language model, when it was read
+        self._last: _Read | None = None
+        self._reading: _Read | None = None  # what the call that goes on now will have read
+
     @classmethod
     def of(cls, family: Family, cache: Any, holding: Holding, encoded: Mapping[str, Encoded]) -> Prefix:
         """What the language model has read into a cache in another call than `generate`.
@@ -77,11 +83,11 @@ class Prefix:
         prefix._last = _Read(cache, holding, features)
         return prefix
 
-    def __init__(self) -> None:
-        self.tokens_read = 0
-        self._state: State | None = None  # of the language model, when it was read
-        self._last: _Read | None = None
-        self._reading: _Read | None = None  # what the call that goes on now will have read
+    def adopt(self, other: Prefix) -> bool:
+        """Begin with what another has read, unless a prompt is kept already; returns whether it does."""
+        if self._last is None:
+            self._state, self._last = other._state, other._last
+        return self._last is other._last
 
     @property
     def nbytes(self) -> int:
