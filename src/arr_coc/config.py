@@ -135,13 +135,13 @@ def check_introspect(introspect: object) -> Introspect:
 
     ```
     """
-    if introspect in ("auto", "on", "off"):
-        return introspect
-    if isinstance(introspect, bool) or not isinstance(introspect, int):
+    if isinstance(introspect, str) and introspect in ("auto", "on", "off"):
+        return introspect  # type: ignore[return-value]
+    if isinstance(introspect, bool) or not isinstance(introspect, Integral):
         raise ValueError(f"`introspect` must be 'auto', 'on', 'off' or a number of layers, got {introspect!r}")
     if introspect < 1:
         raise ValueError(f"`introspect` must read at least 1 layer, got {introspect}; use 'off' to read none")
-    return introspect
+    return int(introspect)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -185,7 +185,7 @@ def focus_of(attended: Tensor) -> Tensor:
     """How far `[B]` the model's own attention `[B, N]` is drawn to few cells; 1 is more than noise draws it to.
 
     Attention is never even: the sixteenth of the cells that is paid most gets a tenth of it on noise, and a quarter to
-    a half where there is something to look at.
+    a half where there is something to look at. What these cells would get of even attention is taken off: 0 is even.
 
     Example:
 
@@ -193,13 +193,14 @@ def focus_of(attended: Tensor) -> Tensor:
     >>> import torch
     >>> from arr_coc.knowing import focus_of
     >>> focus_of(torch.stack([torch.ones(64), torch.eye(64)[5] + 0.001]))
-    tensor([0.3125, 4.7180])
+    tensor([0.0000, 6.4080])
 
     ```
     """
     count = max(1, round(attended.shape[1] / 16))
     most = attended.topk(count, dim=1).values.sum(dim=1)
-    return most / attended.sum(dim=1).clamp(min=1e-12) / FOCUSED
+    share = most / attended.sum(dim=1).clamp(min=1e-12)
+    return (share - count / attended.shape[1]) / (FOCUSED - 1 / 16)
 
 
 class Participation(NamedTuple):

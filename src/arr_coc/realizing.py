@@ -115,7 +115,7 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         return self.config.budget
 
     @property
-    def introspect(self) -> Introspect:  # type: ignore[override]
+    def default_introspect(self) -> Introspect:  # type: ignore[override]
         """Whether the model is asked where it looks when a call does not say."""
         return self.config.introspect
 

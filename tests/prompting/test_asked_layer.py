@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from drawing import noise, splatter
@@ -14,7 +15,7 @@ from arr_coc.data.worlds import make_example, split_seed
 from arr_coc.evaluation.contenders import open_contenders, split_name
 from arr_coc.families.family import open_family
 from arr_coc.inference.session import Session
-from arr_coc.knowing import hear
+from arr_coc.knowing import focus_of, hear
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.first_look.introspection import introspect
 from arr_coc.prompting.prefix import Prefix
@@ -83,8 +84,13 @@ def test_automatic_introspection_asks_where_few_cells_stay():
         assert found.kept[0][1].tolist() == same.kept[0][1].tolist()
     saccade = {"mode": "saccade", "gaze": Gaze(overlap="keep"), "introspect": "auto"}
     data = inputs_for("qwen3_vl", HUGE)
-    for budget, asks in ((400, False), (120, True)):
+    for budget, asks in ((400, False), (260, False), (200, True), (120, True)):  # 140 and 104 of 768 cells sharp
         assert (run(model, data, budget=budget, **saccade).outputs[0].voice is not None) == asks
+    data = structured("qwen3_vl", LARGE)
+    for most, asks in ((400, False), (16, True)):
+        layer = make_layer(model, min_tokens=4, max_tokens=most)
+        found = run(model, data, budget="auto", layer=layer, introspect="auto")
+        assert (found.outputs[0].voice is not None) == asks
 
 
 @pytest.mark.parametrize("family", QWEN)
@@ -198,6 +204,10 @@ def test_only_so_many_layers_are_read():
     for handle in handles:
         handle.remove()
     assert ran == [0, 0, 1]
+    found = run(model, data, introspect=1)
+    assert found.processed(3) == [32, 20, 20]
+    assert found.split(1)[0].processed(3) == [32, 20, 20]
+    assert run(model, data, introspect="on").processed(3) == [32, 32, 32]
 
 
 def test_the_layer_says_itself_unless_the_call_does():
@@ -218,7 +228,7 @@ def test_saved_layers_keep_their_choice_and_older_ones_start_as_new(tmp_path):
     layer.balancer.following.add_(0.5)
     layer.save_pretrained(tmp_path)
     again = ARRCOCLayer.from_pretrained(tmp_path)
-    assert again.introspect == 2
+    assert again.default_introspect == 2
     assert torch.equal(again.balancer.following, layer.balancer.following)
     assert run(model, data, layer=again).kept[0][1].tolist() == run(model, data, layer=layer).kept[0][1].tolist()
 
@@ -261,8 +271,13 @@ def test_what_cannot_be_is_said_in_one_line():
         prepare(model, data, create_selector("own-attention"), introspect="off")
     for harmless in ("auto", "off"):
         prepare(model, data, create_selector("grid"), introspect=harmless)
+    weighed = {"mode": "weight", "budget": 20}
+    with pytest.raises(ValueError, match="mode 'weight' reads all tokens, so the model is not asked"):
+        prepare(model, data, layer, introspect="on", **weighed)
+    for harmless in ("auto", "off", None):
+        assert prepare(model, data, make_layer(model, introspect="on"), introspect=harmless, **weighed).outputs
     words = {"query": [torch.tensor([20, 21])], "budget": 10}
-    with pytest.raises(ValueError, match="the prompt's own question; drop `query`"):
+    with pytest.raises(ValueError, match="the prompt's own question; drop `query`; or use introspect='off'"):
         prepare(model, data, layer, introspect="on", **words)
     assert prepare(model, data, layer, introspect="auto", **words).outputs[0].voice is None
     near = replace_layers(model, ["sliding_attention", "full_attention", "full_attention"])
@@ -319,8 +334,32 @@ def test_queries_with_and_without_attention_go_through_the_layer_apart():
         assert (selection.output.voice is None) == (query.attended is None)
 
 
+def test_even_attention_points_nowhere_on_any_grid():
+    for cells in (1, 2, 4, 5, 23, 24, 144, 1024):
+        assert focus_of(torch.ones(1, cells)).abs() < 1e-6
+        assert cells < 4 or focus_of(torch.eye(cells)[:1]) > 1
+
+
+def test_any_whole_number_is_a_number_of_layers():
+    assert ARRCOCConfig(hidden_size=8, introspect=np.int64(3)).introspect == 3
+    with pytest.raises(ValueError, match="'auto', 'on', 'off' or a number of layers"):
+        ARRCOCConfig(hidden_size=8, introspect=torch.tensor([1, 2]))
+
+
+@torch.no_grad()
+def test_what_was_read_to_choose_is_kept_no_longer_than_it_serves():
+    model, data = tiny_model("qwen3_vl"), structured("qwen3_vl", HUGE)
+    layer, gaze = make_layer(model), {"mode": "saccade", "budget": 300, "gaze": Gaze(overlap="keep")}
+    assert run(model, data, layer=layer, introspect="on", **gaze).begun is None
+    assert ask(model, layer, data).begun is None
+    session = Session(open_family(model), layer, Settings(on_error="raise", introspect="on", **gaze))
+    kept = session.prepare(data, reads_on=True)
+    assert kept.begun.nbytes > 0
+
+
 @torch.no_grad()
 def test_a_selector_is_compared_with_and_without():
+    assert split_name("arr-coc@saccade@asked") == ("arr-coc", "@saccade@asked")
     assert split_name("arr-coc@asked@saccade@wrong") == ("arr-coc", "@asked@saccade@wrong")
     model = tiny_model("qwen3_vl")
     by_name = {each.name: each for each in open_contenders(["arr-coc-untrained@asked", "arr-coc-untrained"], model)}
@@ -343,10 +382,18 @@ def test_the_embedded_model_is_asked_by_every_entry():
     assert asked.output.voice.max() == 1
     looked = vlm.inspect(picture, question, introspect="on")
     assert torch.equal(looked.output.voice, asked.output.voice)
+    for wrong in (0, False, ""):
+        with pytest.raises(ValueError, match="`introspect` must"):
+            vlm.answer(picture, question, introspect=wrong)
     [many] = vlm.answer_many([(picture, question)], introspect="on")
     assert many.kept[0][1].tolist() == asked.kept[0][1].tolist()
     always = ARRCOCQwen(vlm.model, vlm.processor, vlm.selector, budget=8, introspect="auto")
     assert always.answer(picture, question).kept[0][1].tolist() == asked.kept[0][1].tolist()
+    everything = ARRCOCQwen(vlm.model, vlm.processor, vlm.selector, introspect="on").answer(
+        picture, question, mode="full"
+    )
+    assert everything.text == "WZZTC"
+    assert everything.tokens.used == everything.tokens.full
     result = CliRunner().invoke(app, ["ask", picture, question, "--budget", "8", "--introspect", "6"])
     assert "WZZTC" in result.output
     assert "by where the model itself looks" in " ".join(result.output.split())

@@ -87,7 +87,7 @@ def test_several_questions_about_one_picture_are_as_alone(vlm):
 def test_what_was_seen_is_kept_with_what_was_asked(introspect, vlm, tmp_path):
     layer = ARRCOCLayer(replace(vlm.selector.config, introspect=introspect)).eval()
     examples = list(small_pictures("scenes", 4))
-    teacher = Teacher(vlm.model, vlm.processor, True, layer.introspect)
+    teacher = Teacher(vlm.model, vlm.processor, True, layer.default_introspect)
     write_features(tmp_path, vlm.model, vlm.processor, layer, examples, teacher=teacher)
     features = Features(tmp_path)
     for number, example in enumerate(examples):
@@ -124,7 +124,7 @@ def test_a_run_learns_where_the_model_looks(vlm, tmp_path):
     )  # fmt: skip
     place = train(config)
     layer = ARRCOCLayer.from_pretrained(place)
-    assert layer.introspect == "off"
+    assert layer.default_introspect == "off"
     held, untrained = tmp_path / "held", ARRCOCLayer(vlm.selector.config).eval()
     teacher = Teacher(vlm.model, vlm.processor, whole=True, pooled="off")
     write_features(
@@ -144,10 +144,30 @@ def test_boxes_teach_a_selector_that_asks_the_model(tmp_path):
         ["scenes"], tmp_path / "run", steps=3, batch_size=4, samples=EXAMPLES, introspect="on", cache=tmp_path / "c"
     )
     layer = ARRCOCLayer.from_pretrained(train(config))
-    assert layer.introspect == "on"
+    assert layer.default_introspect == "on"
     new = ARRCOCLayer(layer.config)
     assert not torch.equal(layer.balancer.following, new.balancer.following)
     assert not torch.equal(layer.balancer.trust.weight, new.balancer.trust.weight)
+
+
+def test_a_run_of_an_older_version_goes_on(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    settings = {"batch_size": 4, "samples": EXAMPLES, "cache": tmp_path / "cache", "save_every": 2}
+    train(TrainConfig(["scenes"], tmp_path / "run", steps=4, **settings))
+    [*_, last] = sorted((tmp_path / "run").glob("checkpoint-*"))
+    (tmp_path / "run" / "config.json").unlink()
+    for path in (tmp_path / "run" / "model.safetensors", last / "model.safetensors"):
+        path.unlink(missing_ok=True)
+    [state] = last.glob("*.safetensors")
+    old = {name: value for name, value in load_file(state).items() if not name.endswith(ARRCOCLayer.added)}
+    assert len(old) < len(load_file(state))
+    save_file(old, state)
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    del facts["introspect"]
+    (tmp_path / "run" / "run.json").write_text(json.dumps({**facts, "steps": 6}))
+    place = train(TrainConfig(["scenes"], tmp_path / "run", steps=6, resume=True, **settings))
+    assert torch.equal(ARRCOCLayer.from_pretrained(place).balancer.following, torch.tensor([0.0, 0.0, -3.0]))
 
 
 def test_any_pictures_with_questions_will_do(tmp_path, monkeypatch):
@@ -163,7 +183,7 @@ def test_any_pictures_with_questions_will_do(tmp_path, monkeypatch):
     place = ["--out", str(tmp_path / "run"), "--cache", str(tmp_path / "cache"), "--introspect", "on"]
     result = CliRunner().invoke(app, [*command, *place])
     assert result.exit_code == 0, result.output
-    assert ARRCOCLayer.from_pretrained(tmp_path / "run").introspect == "on"
+    assert ARRCOCLayer.from_pretrained(tmp_path / "run").default_introspect == "on"
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def rename(name: str, embedded: bool) -> str:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """The name of a selector, and what follows it: `@asked`, `@saccade` and `@wrong`, in this order, or some of them.
+    """The name of a selector, and what follows it: `@asked`, `@saccade`, `@wrong`, several of them, or nothing.
 
     Example:
 
@@ -93,7 +93,9 @@ def split_name(name: str) -> tuple[str, str]:
 
     ```
     """
-    plain = name.removesuffix(WRONG).removesuffix(SACCADE).removesuffix(ASKED)
+    plain = name
+    while plain.endswith((WRONG, SACCADE, ASKED)):
+        plain = plain[: plain.rindex("@")]
     return plain, name[len(plain) :]
 
 
@@ -151,7 +153,7 @@ def _open(name: str, model: Any, known: Sequence[str]) -> Contender:
         raise ValueError(f"{plain} has no saccade mode, got {name!r}; use {plain} or {known[1]}")
     if WRONG in suffix and not selector.reads_question:
         raise ValueError(f"{plain} does not read the question, got {name!r}; use {plain}")
-    if ASKED in suffix and getattr(selector, "introspect", None) is None:
+    if ASKED in suffix and getattr(selector, "default_introspect", None) is None:
         raise ValueError(f"{plain} does not ask the model, or always does, got {name!r}; use {plain}")
     mode: Mode = "saccade" if SACCADE in suffix else "prune"
     return Contender(name, selector, mode, WRONG in suffix, introspect="on" if ASKED in suffix else None)

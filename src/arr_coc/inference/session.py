@@ -42,7 +42,7 @@ from arr_coc.prompting.first_look.introspection import cannot_introspect
 from arr_coc.prompting.inside_model import InsideModel, check_decoding, check_inside
 from arr_coc.prompting.layout import Prompt, check_selections
 from arr_coc.prompting.picture_cache import EncodingCache
-from arr_coc.prompting.prefix import Prefix
+from arr_coc.prompting.prefix import Prefix, is_plain
 from arr_coc.prompting.prune import KeepingAll, Pruning, PruningPixels
 from arr_coc.prompting.question import Ints
 from arr_coc.prompting.resize import SmallerPicture
@@ -92,6 +92,7 @@ class Run:
         encoded_counts (`list[int]`): for each picture, the tokens that the encoder made of it, whether they were read
             or not; those that were known from an earlier call count too.
         glanced_counts (`list[int]`): for each picture, the tokens that the language model read to choose what to read.
+        glanced_layers (`int`, *optional*): in how many of its layers; None for all.
         question (`list[Tensor]`): token ids `[Q]` of each row's question.
         failure (`str`, *optional*): the error, if the selection failed and all tokens were kept.
         inside_layer (`int`, *optional*): the decoder layer after which tokens were dropped, if they were dropped inside
@@ -116,6 +117,7 @@ class Run:
     used_counts: list[int] = field(default_factory=list)
     encoded_counts: list[int] = field(default_factory=list)
     glanced_counts: list[int] = field(default_factory=list)
+    glanced_layers: int | None = None
     question: list[Tensor] = field(default_factory=list)
     failure: str | None = None
     inside_layer: int | None = None
@@ -143,8 +145,9 @@ class Run:
 
     def processed(self, layers: int) -> list[int]:
         """Number of visual tokens that each of the language model's layers processed, to choose and to answer."""
-        glanced, everything = sum(self.glanced_counts), self.inside_layer or 0
-        return [glanced + (self.full if layer < everything else self.used) for layer in range(layers)]
+        everything, deep = self.inside_layer or 0, layers if self.glanced_layers is None else self.glanced_layers
+        read = [self.full if layer < everything else self.used for layer in range(layers)]
+        return [count + sum(self.glanced_counts) * (layer < deep) for layer, count in enumerate(read)]
 
     def split(self, rows: int) -> list[Run]:
         """The record of each row of a batch, as if it had been asked alone; only the times are those of the batch."""
@@ -163,6 +166,7 @@ class Run:
                 used_counts=[self.used_counts[place] for place in own],
                 encoded_counts=[self.encoded_counts[place] for place in own],
                 glanced_counts=[self.glanced_counts[place] for place in own],
+                glanced_layers=self.glanced_layers,
                 question=self.question[row : row + 1] if own else [],
                 failure=self.failure,
                 inside_layer=self.inside_layer,
@@ -226,12 +230,13 @@ class Session:
 
     @untraced
     @unchanged_modules()
-    def prepare(self, inputs: Inputs, watch: Stopwatch = OFF) -> Run:
+    def prepare(self, inputs: Inputs, watch: Stopwatch = OFF, reads_on: bool = False) -> Run:
         """Build the shorter prompt, without running the language model.
 
         Args:
             inputs (`Mapping`): the processor's output, and any other arguments of the model.
             watch (`Stopwatch`, *optional*): times the stages `encode` and `select`.
+            reads_on (`bool`, *optional*, defaults to `False`): whether what is read to choose is kept as `Run.begun`.
         """
         if not self.family.present(inputs):
             check_text(self.family, inputs)
@@ -241,14 +246,15 @@ class Session:
         if not isinstance(encoded, EncodingCache):
             if encoded is not None:
                 encoded.check_source(self.family, inputs)
-            return self._shorten(self._make_steps(inputs, encoded), inputs, watch)
+            return self._shorten(self._make_steps(inputs, encoded), inputs, watch, reads_on)
         with ExitStack() as stack:
             with watch.stage("encode"):
                 encodings = stack.enter_context(encoded.open(self.family, inputs, self.settings.images))
-            return self._shorten(self._make_steps(inputs, encodings), inputs, watch)
+            return self._shorten(self._make_steps(inputs, encodings), inputs, watch, reads_on)
 
-    def _shorten(self, steps: Shortening, inputs: Inputs, watch: Stopwatch) -> Run:
+    def _shorten(self, steps: Shortening, inputs: Inputs, watch: Stopwatch, reads_on: bool) -> Run:
         """Take the steps from a full prompt to a shorter one."""
+        steps.reads_on = reads_on
         with watch.stage("select"):
             steps.read()
             if self.family.headless:
@@ -275,6 +281,7 @@ class Session:
             used_counts=short.used,
             encoded_counts=short.full if short.encoded is None else short.encoded,
             glanced_counts=[0] * len(short.full) if short.glanced is None else short.glanced,
+            glanced_layers=short.glanced_layers,
             question=steps.question,
             failure=failure,
             milliseconds=watch.milliseconds,
@@ -385,7 +392,7 @@ class Session:
         prompt_ids: Tensor = arguments["input_ids"]
         with torch.no_grad():
             if holding is None:
-                run = self.prepare(arguments, watch)
+                run = self.prepare(arguments, watch, self._reads_on(arguments))
             else:
                 run = Run(self._continue(arguments, holding), self.settings.mode, selector_name(self.selector))
         length = run.inputs["input_ids"].shape[1]
@@ -409,6 +416,7 @@ class Session:
         is_tensor = isinstance(run.result, Tensor)
         sequences = run.result if is_tensor else run.result.sequences
         run.generated = sequences[:, length:]
+        run.begun = None
         if kept is not None:
             kept.keep(run.generated)
         # callers cut off the prompt they passed: out[:, input_ids.shape[1]:]
@@ -421,6 +429,11 @@ class Session:
             _mark(getattr(run.result, "past_key_values", None), run.holding)
         _mark(arguments.get("past_key_values"), run.holding)
         return run
+
+    def _reads_on(self, arguments: Inputs) -> bool:
+        """Whether a call of `generate` can go on from what is read to choose."""
+        kept = None if self.settings.encoded is None else self.settings.encoded.prefix
+        return (kept is None or kept.nbytes == 0) and is_plain(self.family, arguments)
 
     @untraced
     def _continue(self, arguments: Inputs, holding: Holding) -> dict[str, Any]:

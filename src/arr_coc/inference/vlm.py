@@ -497,7 +497,7 @@ class ARRCOCQwen(nn.Module):
             mode="prune" if mode == "full" else mode,
             budget=defaults.budget if budget is None else budget,
             gaze=gaze or (defaults.gaze if mode == "saccade" else None),
-            introspect=introspect or defaults.introspect,
+            introspect=None if mode == "full" else defaults.introspect if introspect is None else introspect,
             details=details,
             encoded=encoded,
         )

@@ -50,7 +50,7 @@ class _Read(NamedTuple):
 
 
 class Prefix:
-    """Keys and values of the last prompt, of one row.
+    """Keys and values of the last prompt, of one row, or of what was read of it to choose the rest.
 
     They belong to the weights and active adapters of the language model: after another adapter was chosen, or weights
     were put in the place of others, the whole prompt is read. Weights whose values change where they are cannot be
@@ -77,6 +77,7 @@ class Prefix:
             encoded (`Mapping[str, Encoded]`): its visual tokens, by kind of picture.
         """
         prefix = cls()
+        prefix.tokens_read = holding.short_ids.numel()
         prefix._state = read_state(family.inner.language_model)
         mark_cache(cache, holding)
         features = {kind: (part.features, *part.deepstack) for kind, part in encoded.items()}
@@ -84,10 +85,14 @@ class Prefix:
         return prefix
 
     def adopt(self, other: Prefix) -> bool:
-        """Begin with what another has read, unless a prompt is kept already; returns whether it does."""
-        if self._last is None:
+        """Go on from what another has read, unless a prompt is kept already; returns whether it does."""
+        if other is self:
+            return True
+        self.tokens_read += other.tokens_read
+        begins = self._last is None
+        if begins:
             self._state, self._last = other._state, other._last
-        return self._last is other._last
+        return begins
 
     @property
     def nbytes(self) -> int:
@@ -112,7 +117,7 @@ class Prefix:
         if state != self._state:
             self._state, self._last = state, None
         known = state.obstacle is None and "mm_encoder_outputs" in inputs
-        if holding is not None and known and _is_plain(family, arguments):
+        if holding is not None and known and is_plain(family, arguments):
             if holding.beginning is None:
                 changed, common = self._continue(family, inputs, holding)
             else:
@@ -170,7 +175,7 @@ class Prefix:
             self._last, self._reading = _Read(cache, held, features), None
 
 
-def _is_plain(family: Family, arguments: Inputs) -> bool:
+def is_plain(family: Family, arguments: Inputs) -> bool:
     """Whether a call of `generate` reads one row and decodes it token by token, greedily or by sampling."""
     one_row = len(arguments["input_ids"]) == 1 and not family.target.training
     return one_row and all(family.option(arguments, name) in allowed for name, allowed in _PLAIN.items())

@@ -99,7 +99,7 @@ class Pruning(Shortening):
             for budget, count in zip(self.budgets, counts, strict=True)
         ]
         if self.introspect == "auto":
-            return is_tight(kept, counts)
+            return is_tight(self.selector, kept, [span.grid for span in self.prompt.spans])
         return any(few is None or few < count for few, count in zip(kept, counts, strict=True))
 
     def _select(self, queries: Sequence[VisualQuery]) -> list[Selection]:
@@ -147,12 +147,22 @@ class Pruning(Shortening):
         kept = [(span.grid, cells) for span, cells in zip(self.prompt.spans, self.chosen, strict=True)]
         counts = self.prompt.counts
         return Shortened(
-            inputs, outputs, kept, counts, list(map(len, self.chosen)), holding, glanced=self._count_glanced()
+            inputs,
+            outputs,
+            kept,
+            counts,
+            list(map(len, self.chosen)),
+            holding,
+            glanced=self._count_glanced(),
+            glanced_layers=self._count_layers(),
         )
 
     def keep_all(self) -> Shortened:
         """The full prompt, unchanged; what the model read to choose counts too."""
-        return super().keep_all()._replace(glanced=self._count_glanced())
+        return super().keep_all()._replace(glanced=self._count_glanced(), glanced_layers=self._count_layers())
+
+    def _count_layers(self) -> int | None:
+        return 1 + layers_to_read(self.family, self.introspect)[-1] if self.attended else None
 
     def _count_glanced(self) -> list[int] | None:
         if not self.attended:

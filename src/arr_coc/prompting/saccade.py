@@ -126,13 +126,15 @@ class Saccading(Shortening):
         """Whether the model is asked where it looks: if it is wanted, and there are windows to choose."""
         if self.introspect == "off" or all(plan.saccades == 0 for plan in self.plans):
             return False
-        kept = [None if plan.saccades is None else plan.tokens for plan in self.plans]
-        return self.introspect != "auto" or is_tight(kept, list(map(cell_count, self.grids)))
+        # where saccades replace tokens of the gestalt, nearly all tokens may become saccades
+        kept = [plan.tokens if plan.drop and plan.saccades else plan.saccades for plan in self.plans]
+        return self.introspect != "auto" or is_tight(self.selector, kept, self.grids)
 
     def _introspect(self) -> None:
         """Let the model read the gestalts; what it reads before the question need not be read again, in one row."""
         layers, gestalts = layers_to_read(self.family, self.introspect), self.gestalts
-        beginning = self._find_beginning(len(gestalts[0].places)) if len(gestalts) == 1 else None
+        alone = self.reads_on and len(gestalts) == 1
+        beginning = self._find_beginning(len(gestalts[0].places)) if alone else None
         deepest = len(self.family.inner.language_model.layers) - 1
         cache = open_cache(self.family) if beginning is not None and layers[-1] == deepest else None
         self.attended, read = introspect_gestalts(
@@ -189,12 +191,24 @@ class Saccading(Shortening):
             for made, plan, saccades in zip(self.count_encoded(), self.plans, self.saccades, strict=True)
         ]
         return Shortened(
-            inputs, outputs, kept, full, list(map(len, chosen)), holding, encoded, self._count_glanced(), self.begun
+            inputs,
+            outputs,
+            kept,
+            full,
+            list(map(len, chosen)),
+            holding,
+            encoded,
+            self._count_glanced(),
+            self._count_layers(),
+            self.begun,
         )
 
     def keep_all(self) -> Shortened:
         """The prompt as it came; what the model read to choose counts too."""
-        return super().keep_all()._replace(glanced=self._count_glanced())
+        return super().keep_all()._replace(glanced=self._count_glanced(), glanced_layers=self._count_layers())
+
+    def _count_layers(self) -> int | None:
+        return 1 + layers_to_read(self.family, self.introspect)[-1] if self.attended else None
 
     def _count_glanced(self) -> list[int] | None:
         return [len(gestalt.places) for gestalt in self.gestalts] if self.attended else None

@@ -68,6 +68,7 @@ class Shortened(NamedTuple):
             known before; None if they are those of `full`.
         glanced (`list[int]`, *optional*): for each picture, the tokens that the language model read to choose these;
             None if it read none.
+        glanced_layers (`int`, *optional*): in how many layers it read them; None for all.
         begun (`Prefix`, *optional*): what the language model has read of this prompt while it chose the rest of it.
     """
 
@@ -79,6 +80,7 @@ class Shortened(NamedTuple):
     holding: Holding | None = None
     encoded: list[int] | None = None
     glanced: list[int] | None = None
+    glanced_layers: int | None = None
     begun: Prefix | None = None
 
 
@@ -94,6 +96,7 @@ class Shortening(ABC):
     # what happens if the selection fails, for the log
     fallback: str = "all visual tokens are kept"
     prompt: Prompt  # the full prompt, set by `read`
+    reads_on: bool = False  # whether what is read to choose is kept for the answer
 
     def __init__(self, family: Family, inputs: Inputs, settings: Settings) -> None:
         self.family, self.inputs, self.settings = family, inputs, settings

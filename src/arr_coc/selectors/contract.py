@@ -182,7 +182,8 @@ class TokenSelector(Selector):
             means the nearest layer that attends to the whole picture.
         introspects: whether `select` needs `VisualQuery.attended`: the language model then reads the prompt once more
             before, with few tokens for each picture, see [`~arr_coc.prompting.first_look.introspection`].
-        introspect: of a selector that can also do without it, when it is read unless a call says; None if never.
+        default_introspect: of a selector that can also do without it, when it is read if a call does not say; None if
+            never.
     """
 
     needs_picture: ClassVar[bool] = True
@@ -190,7 +191,7 @@ class TokenSelector(Selector):
     checked: ClassVar[bool] = False
     encoder_layers: tuple[EncoderLayer, ...] = ()
     introspects: ClassVar[bool] = False
-    introspect: Introspect | None = None
+    default_introspect: Introspect | None = None
 
     @property
     def can_saccade(self) -> bool:

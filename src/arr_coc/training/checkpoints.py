@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from arr_coc.realizing import ARRCOCLayer
 from arr_coc.training.stage import Stage
 
 STATE_NAME = "training.safetensors"
@@ -59,7 +60,10 @@ def list_checkpoints(out: Path) -> list[Path]:
 def read_checkpoint(path: Path, task: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Restore task and optimizer exactly; returns how many steps were taken."""
     saved = load_file(path / STATE_NAME)
-    task.load_state_dict({name[5:]: value for name, value in saved.items() if name.startswith("task.")})
+    found = {name[5:]: value for name, value in saved.items() if name.startswith("task.")}
+    # what an older version of the layer had not starts as in a new one
+    added = {name: value for name, value in task.state_dict().items() if name.endswith(ARRCOCLayer.added)}
+    task.load_state_dict({**added, **found})
     names = _names(task, optimizer)
     state: dict[int, dict[str, Any]] = {}
     for name, value in saved.items():

@@ -98,8 +98,8 @@ def open_encoded_stage(
     folder = Path(config.cache or cache_directory()) / "features"
     size = config.batch_size * accelerator.num_processes
     weights, sources, distill = weights_key(model), [], config.stage == "distill"
-    asks = distill or layer.introspect != "off"
-    teacher = Teacher(model, processor, distill, layer.introspect) if asks else None
+    asks = distill or layer.default_introspect != "off"
+    teacher = Teacher(model, processor, distill, layer.default_introspect) if asks else None
     opened: dict[str, Features] = {}  # one that is named twice is read once
     for name in config.data:
         examples = (open_pictures if distill else open_places)(name, config.samples, config.seed)

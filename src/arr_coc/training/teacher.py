@@ -13,7 +13,7 @@ from arr_coc.config import Introspect
 from arr_coc.families.family import open_family
 from arr_coc.inference.messages import make_inputs, make_messages
 from arr_coc.knowing import hear
-from arr_coc.prompting.first_look.introspection import introspect, layers_to_read
+from arr_coc.prompting.first_look.introspection import check_introspection, introspect, layers_to_read
 from arr_coc.prompting.prune import Pruning
 from arr_coc.prompting.question import ChatTokens
 from arr_coc.prompting.settings import Settings
@@ -42,6 +42,10 @@ class Teacher:
     def __init__(self, model: Any, processor: Any, whole: bool, pooled: Introspect) -> None:
         self.family, self.processor, self.whole, self.pooled = open_family(model), processor, whole, pooled
         self.settings = Settings(chat=ChatTokens.from_tokenizer(processor.tokenizer), on_error="raise")
+        if whole:
+            check_introspection(self.family, self.settings)
+        if pooled != "off":
+            check_introspection(self.family, self.settings, pooled)
 
     @torch.no_grad()
     def __call__(self, picture: Image.Image, questions: Sequence[str]) -> list[Looked]:

@@ -66,22 +66,28 @@ def choose_introspection(family: Family, settings: Settings, selector: TokenSele
     Raise `ValueError` if it must and cannot: with this selector, for this model, or for these settings. `"auto"`
     becomes `"off"` then.
     """
-    wanted = settings.introspect or ("on" if selector.introspects else selector.introspect) or "off"
+    wanted = settings.introspect or ("on" if selector.introspects else selector.default_introspect) or "off"
     if selector.introspects and wanted == "off":
         raise ValueError(f"{selector_name(selector)!r} only asks the model where it looks; drop introspect='off'")
-    if not selector.introspects and selector.introspect is None:
+    if not selector.introspects and selector.default_introspect is None:
         if wanted in ("auto", "off"):
             return "off"
         raise ValueError(cannot_introspect(selector_name(selector), wanted))
-    if wanted == "off":
-        return wanted
-    try:
-        check_introspection(family, settings, wanted)
-    except ValueError:
-        if wanted == "auto" and not selector.introspects:
+    if selector.introspects:
+        check_introspection(family, settings)
+        return "on" if wanted == "auto" else wanted
+    if settings.mode == "weight" and wanted != "off":
+        if settings.introspect in (None, "auto"):
             return "off"
-        raise
-    return "on" if selector.introspects and wanted == "auto" else wanted
+        raise ValueError("mode 'weight' reads all tokens, so the model is not asked; use introspect='off' or 'prune'")
+    try:
+        if wanted != "off":
+            check_introspection(family, settings, wanted)
+    except ValueError as error:
+        if wanted == "auto":
+            return "off"
+        raise ValueError(f"{error}; or use introspect='off'") from None
+    return wanted
 
 
 def cannot_introspect(name: str, introspect: object) -> str:
@@ -101,10 +107,13 @@ def check_introspection(family: Family, settings: Settings, introspect: Introspe
         )
 
 
-def is_tight(kept: Sequence[int | None], counts: Sequence[int]) -> bool:
+def is_tight(selector: TokenSelector, kept: Sequence[int | None], grids: Sequence[Grid]) -> bool:
     """Whether some picture keeps so few of its cells that it pays to ask the model; None is an automatic number."""
-    most = ARRCOCConfig.max_tokens
-    return any((most if few is None else few) < TIGHT * count for few, count in zip(kept, counts, strict=True))
+    most = getattr(getattr(selector, "config", None), "max_tokens", ARRCOCConfig.max_tokens)  # of a frame
+    return any(
+        (most * grid[0] if few is None else few) < TIGHT * cell_count(grid)
+        for few, grid in zip(kept, grids, strict=True)
+    )
 
 
 def layers_to_read(family: Family, introspect: Introspect) -> list[int]:
