@@ -127,7 +127,7 @@ def open_pictures(name: str, count: int, seed: int = 0, split: Split = "train") 
     ```python
     >>> from arr_coc.data.sources import open_pictures
     >>> next(open_pictures("scenes/color", 1)).question
-    'what color is the diamond?'
+    'what color is the square?'
 
     ```
     """
