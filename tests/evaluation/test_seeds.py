@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tiny_models import tiny_model
 from typer.testing import CliRunner
 
 from arr_coc.cli import app
@@ -229,3 +230,16 @@ def test_two_seeds_are_evaluated_and_a_third_is_added(trained, tmp_path):
     assert (out / WORK).read_text().startswith(counted)
     ours = row_of(summary, "ours")
     assert ours["each_seed"][2] == ours["each_seed"][0]  # the same weights under another name
+
+
+def test_a_selector_inside_the_language_model_may_name_its_layer():
+    model = tiny_model("qwen3_vl")
+    by_name = {each.name: each.selector for each in open_contenders(["fastv", "fastv:1", "fastv:3@wrong"], model)}
+    assert {name: by_name[name].layer for name in by_name if name != "full"} == {
+        "fastv": 2,
+        "fastv:1": 1,
+        "fastv:3@wrong": 3,
+    }
+    for wrong in ("grid:2", "fastv:x"):
+        with pytest.raises(ValueError, match=f"'{wrong}' names no layer"):
+            open_contenders([wrong], model)

@@ -10,8 +10,8 @@ from arr_coc.config import TRAINED, UNTRAINED, Budget, Introspect, check_budget
 from arr_coc.evaluation.wrong_question import WRONG
 from arr_coc.inference.load import current_name, is_embedded, load_selector, selector_names
 from arr_coc.prompting.settings import Mode
-from arr_coc.selectors.contract import Selector
-from arr_coc.selectors.registry import UnknownSelectorError, find_class
+from arr_coc.selectors.contract import LanguageSelector, Selector
+from arr_coc.selectors.registry import UnknownSelectorError, create_selector, find_class, list_selectors
 
 OURS = TRAINED
 FULL = "full"
@@ -111,6 +111,7 @@ def open_contenders(
     | `arr-coc`             | the layer that was trained for the model, which the embedded model has           |
     | `arr-coc-untrained`   | the layer with its initial weights                                               |
     | a registered selector | see [`list_selectors`]                                                           |
+    | `fastv:3`             | one inside the language model, after another number of layers than its own       |
     | a directory, a Hub id | a trained layer                                                                  |
     | any `NAME@saccade`    | the same, in mode `"saccade"`                                                    |
     | any `NAME@asked`      | an ARR-COC layer that asks the model where it looks, at every budget             |
@@ -143,10 +144,21 @@ def _reads(name: str) -> bool:
     return name == TRAINED or find_class(name).reads_question
 
 
+def _open_selector(name: str, model: Any) -> Selector:
+    """A selector by its name; one inside the language model may have its number of layers behind it."""
+    plain, _, layer = name.partition(":")
+    if not layer or plain not in list_selectors():
+        return load_selector(name, model)
+    if not issubclass(find_class(plain), LanguageSelector) or not layer.isdigit():
+        raise ValueError(f"{name!r} names no layer; only a selector inside the language model has one, as fastv:3")
+    selector: Selector = create_selector(plain, layer=int(layer))
+    return selector
+
+
 def _open(name: str, model: Any, known: Sequence[str]) -> Contender:
     plain, suffix = split_name(name)
     try:
-        selector = load_selector(plain, model)
+        selector = _open_selector(plain, model)
     except UnknownSelectorError:
         raise ValueError(f"no selector is named {name!r}; use {', '.join(known)}") from None
     if SACCADE in suffix and not selector.can_saccade:
