@@ -28,7 +28,8 @@ from tiny_models import (
 from arr_coc import ChatTokens, Gaze, create_selector, list_selectors
 from arr_coc.families.family import open_family
 from arr_coc.inference.load import load_selector
-from arr_coc.inference.session import Run, Session
+from arr_coc.inference.run import Run
+from arr_coc.inference.session import Session
 from arr_coc.prompting.settings import Settings
 from arr_coc.selectors.papers.crop import CropSelector
 from arr_coc.selectors.rules import OracleSelector

@@ -28,7 +28,8 @@ from arr_coc.evaluation.wrong_question import other_question, record_choices
 from arr_coc.families.family import Encoded, Family, Inputs, open_family
 from arr_coc.inference.load import load_model, load_processor
 from arr_coc.inference.messages import check_messages, make_inputs, make_messages
-from arr_coc.inference.session import Run, Session
+from arr_coc.inference.run import Run
+from arr_coc.inference.session import Session
 from arr_coc.prompting.question import ChatTokens, Ints
 from arr_coc.prompting.settings import Settings
 from arr_coc.runtime.machine import check_device

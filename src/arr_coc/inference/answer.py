@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arr_coc.config import Grid, PromptBudget
-from arr_coc.inference.session import Run, TokenCount
+from arr_coc.inference.run import Run, TokenCount
 from arr_coc.selectors.output import ARRCOCOutput
 
 AnswerMode = Literal["full", "prune", "weight", "saccade"]

@@ -19,7 +19,8 @@ from arr_coc.families.language_graph import forget_recordings
 from arr_coc.gaze.plan import Gaze
 from arr_coc.inference.arguments import check_ids, check_text, without_read_pictures
 from arr_coc.inference.load import check_editions
-from arr_coc.inference.session import Run, Session
+from arr_coc.inference.run import Run
+from arr_coc.inference.session import Session
 from arr_coc.prompting.cache import calling, is_called
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.picture_cache import EncodingCache

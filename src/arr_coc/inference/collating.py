@@ -11,7 +11,8 @@ from torch import Tensor
 
 from arr_coc.families.family import Family, split_pictures
 from arr_coc.inference.prepared import Prepared
-from arr_coc.inference.session import Run, Session
+from arr_coc.inference.run import Run
+from arr_coc.inference.session import Session
 from arr_coc.prompting.cache import Holding, Role
 from arr_coc.prompting.settings import Settings
 from arr_coc.prompting.shortening import KeptCells

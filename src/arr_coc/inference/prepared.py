@@ -14,7 +14,8 @@ from arr_coc.config import Introspect, PromptBudget
 from arr_coc.families.family import Family, Inputs, open_family
 from arr_coc.gaze.plan import Gaze
 from arr_coc.inference.load import check_editions
-from arr_coc.inference.session import Run, Session, TokenCount
+from arr_coc.inference.run import Run, TokenCount
+from arr_coc.inference.session import Session
 from arr_coc.prompting.cache import Holding
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.layout import read_prompt

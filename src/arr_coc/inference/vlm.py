@@ -39,7 +39,8 @@ from arr_coc.inference.messages import (
     make_messages,
     put_stand_ins,
 )
-from arr_coc.inference.session import Run, Session
+from arr_coc.inference.run import Run
+from arr_coc.inference.session import Session
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.picture_cache import EncodingCache
 from arr_coc.prompting.question import ChatTokens

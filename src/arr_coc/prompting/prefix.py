@@ -95,6 +95,11 @@ class Prefix:
         return begins
 
     @property
+    def empty(self) -> bool:
+        """Whether nothing is kept."""
+        return self._last is None
+
+    @property
     def nbytes(self) -> int:
         """Bytes that keys, values and features take."""
         if self._last is None:

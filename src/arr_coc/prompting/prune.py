@@ -79,9 +79,10 @@ class Pruning(Shortening):
     def choose(self) -> None:
         """Ask the selector for one selection per picture; before it the model itself, if the selector wants that."""
         if self._asks_the_model():
+            self.asked_layers = layers_to_read(self.family, self.introspect)
             self.attended = introspect(
                 self.family, self.inputs, self.prompt, self.positions, self.encoded, self.settings.chat,
-                layers_to_read(self.family, self.introspect),
+                self.asked_layers,
             )  # fmt: skip
         queries = self._queries()
         self.selector.check(queries)
@@ -154,15 +155,12 @@ class Pruning(Shortening):
             list(map(len, self.chosen)),
             holding,
             glanced=self._count_glanced(),
-            glanced_layers=self._count_layers(),
+            glanced_layers=self.count_asked_layers(),
         )
 
     def keep_all(self) -> Shortened:
         """The full prompt, unchanged; what the model read to choose counts too."""
-        return super().keep_all()._replace(glanced=self._count_glanced(), glanced_layers=self._count_layers())
-
-    def _count_layers(self) -> int | None:
-        return 1 + layers_to_read(self.family, self.introspect)[-1] if self.attended else None
+        return super().keep_all()._replace(glanced=self._count_glanced(), glanced_layers=self.count_asked_layers())
 
     def _count_glanced(self) -> list[int] | None:
         if not self.attended:

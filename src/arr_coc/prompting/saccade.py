@@ -132,14 +132,14 @@ class Saccading(Shortening):
 
     def _introspect(self) -> None:
         """Let the model read the gestalts; what it reads before the question need not be read again, in one row."""
-        layers, gestalts = layers_to_read(self.family, self.introspect), self.gestalts
+        self.asked_layers, gestalts = layers_to_read(self.family, self.introspect), self.gestalts
         alone = self.reads_on and len(gestalts) == 1
         beginning = self._find_beginning(len(gestalts[0].places)) if alone else None
         deepest = len(self.family.inner.language_model.layers) - 1
-        cache = open_cache(self.family) if beginning is not None and layers[-1] == deepest else None
+        cache = open_cache(self.family) if beginning is not None and self.asked_layers[-1] == deepest else None
         self.attended, read = introspect_gestalts(
             self.family, self.inputs, self.gaze_prompt, self.positions, self.encoded, gestalts, self.plans, self.grids,
-            self.settings.chat, layers, cache,
+            self.settings.chat, self.asked_layers, cache,
         )  # fmt: skip
         if cache is not None and beginning is not None:
             seen = Encoded(gestalts[0].levels[0], tuple(gestalts[0].levels[1:]))
@@ -199,16 +199,13 @@ class Saccading(Shortening):
             holding,
             encoded,
             self._count_glanced(),
-            self._count_layers(),
+            self.count_asked_layers(),
             self.begun,
         )
 
     def keep_all(self) -> Shortened:
         """The prompt as it came; what the model read to choose counts too."""
-        return super().keep_all()._replace(glanced=self._count_glanced(), glanced_layers=self._count_layers())
-
-    def _count_layers(self) -> int | None:
-        return 1 + layers_to_read(self.family, self.introspect)[-1] if self.attended else None
+        return super().keep_all()._replace(glanced=self._count_glanced(), glanced_layers=self.count_asked_layers())
 
     def _count_glanced(self) -> list[int] | None:
         return [len(gestalt.places) for gestalt in self.gestalts] if self.attended else None

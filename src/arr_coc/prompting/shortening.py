@@ -103,6 +103,7 @@ class Shortening(ABC):
         # a session has looked into a cache before
         self.shared = settings.encoded if isinstance(settings.encoded, Encodings) else None
         self.question: list[Tensor] = []  # token ids [Q] of each row's question
+        self.asked_layers: list[int] = []  # whose attention was read, if the model was asked where it looks
 
     @abstractmethod
     def read(self) -> None:
@@ -130,6 +131,10 @@ class Shortening(ABC):
         # the model encodes the pictures of this prompt, whatever was encoded before
         encoded = [count + made for count, made in zip(counts, self.count_encoded(), strict=True)]
         return Shortened(dict(self.inputs), [None] * len(kept), kept, counts, counts, encoded=encoded)
+
+    def count_asked_layers(self) -> int | None:
+        """In how many layers the model read what it was asked about; None if it was not asked."""
+        return 1 + self.asked_layers[-1] if self.asked_layers else None
 
     def count_encoded(self) -> list[int]:
         """For each picture, the tokens that `encode` has made of it."""

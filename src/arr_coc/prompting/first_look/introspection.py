@@ -79,7 +79,7 @@ def choose_introspection(family: Family, settings: Settings, selector: TokenSele
     if settings.mode == "weight" and wanted != "off":
         if settings.introspect in (None, "auto"):
             return "off"
-        raise ValueError("mode 'weight' reads all tokens, so the model is not asked; use introspect='off' or 'prune'")
+        raise ValueError("mode 'weight' reads all tokens, so the model is not asked; use 'prune', or introspect='off'")
     try:
         if wanted != "off":
             check_introspection(family, settings, wanted)
