@@ -243,6 +243,9 @@ def test_answers_of_other_settings_are_not_mixed(ask, tmp_path):
     result = ask("--out", "answers.jsonl", "--mode", "full")
     assert result.exit_code == 2
     assert "answers.jsonl was started with selector 'arr-coc-untrained', got None" in result.stderr
+    result = ask("--out", "answers.jsonl", "--introspect", "on")
+    assert result.exit_code == 2
+    assert "answers.jsonl was started with introspect None, got 'on'" in result.stderr
 
 
 def test_a_question_needs_a_picture_or_a_file():

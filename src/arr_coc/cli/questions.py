@@ -77,7 +77,10 @@ def answer_file(
     place = check_device(device)
     questions = read_questions(file)
     base, chosen = find_names(model, selector)
-    settings = {"model": base, "selector": None if mode == "full" else chosen, "mode": mode, "budget": budget}
+    settings = {
+        "model": base, "selector": None if mode == "full" else chosen, "mode": mode, "budget": budget,
+        "introspect": introspect,
+    }  # fmt: skip
     known = {} if out is None else read_answers(out, file, questions, settings)
     failed = sum("error" in row for row in known.values())
     # batches are asked whole, so that a continued run gives the same answers as one that was never stopped
