@@ -40,11 +40,15 @@ CELL = 32
 
 def serve() -> None:
     """Open the model, then answer for each line on standard input and print the milliseconds of answer and overlay."""
-    with contextlib.suppress(ImportError):  # as the command does; earlier versions do not
-        import_module("arr_coc.runtime.freed_memory").keep_freed_memory()
+    meanwhile = contextlib.nullcontext
+    with contextlib.suppress(ImportError, AttributeError):  # as the command does; earlier versions do not
+        memory = import_module("arr_coc.runtime.freed_memory")
+        memory.keep_freed_memory()
+        meanwhile = memory.take_memory_meanwhile
     quiet_loading()
     image = open_picture(Path(str(files("arr_coc") / "assets" / "examples" / "shapes.png"))).image
-    vlm = ARRCOCQwen.from_pretrained(*find_names(None, None))
+    with meanwhile():
+        vlm = ARRCOCQwen.from_pretrained(*find_names(None, None))
     print("ready", flush=True)
     with tempfile.TemporaryDirectory() as directory:
         for _ in sys.stdin:

@@ -134,6 +134,7 @@ def answer_question(
     from arr_coc.inference.messages import make_messages
     from arr_coc.inference.vlm import ARRCOCQwen
     from arr_coc.pixels.files import open_picture
+    from arr_coc.runtime.freed_memory import take_memory_meanwhile
     from arr_coc.runtime.machine import check_device
 
     check_paths(path, overlay, "--overlay")
@@ -142,7 +143,8 @@ def answer_question(
     make_messages(opened.image, question)  # refuses an empty question before the model is opened
     quiet_loading()
     base, chosen = find_names(model, selector)
-    vlm = ARRCOCQwen.from_pretrained(base, chosen).to(place)
+    with take_memory_meanwhile():
+        vlm = ARRCOCQwen.from_pretrained(base, chosen).to(place)
     answer = vlm.answer(opened.image, question, budget=budget, mode=mode, introspect=introspect)  # type: ignore[arg-type]
     name = EMBEDDED if base == EMBEDDED else vlm.config.name_or_path
     cell = ARRCOCConfig.for_model(vlm.model).cell_pixels
