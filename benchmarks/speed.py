@@ -29,6 +29,8 @@ FILES = {
     "layer": "layer-h200.json",
     "attach": "attach-h200.json",
 }
+# `make ask` shows the first.
+CPU_ANSWERS = ("first", "later")
 FIGURE = ROOT / "docs" / "images" / "answers.svg"
 # Methods as the results call them, and as a reader would.
 METHODS = {
@@ -59,7 +61,7 @@ class Speed:
         self.rows = {(row["model"], row["megapixels"], row["method"]): row for row in gaze["rows"]}
         self.answers = {(row["model"], row["method"], row["tokens"]): row["answer"] for row in gaze["answers"]}
         self.append = {row["model"]: row for row in gaze["append"]}
-        self.cpu = cpu["times"]["later answer"]["now over before"]["median of pairs"]
+        self.cpu = {when: cpu["times"][f"{when} answer"]["now over before"]["median of pairs"] for when in CPU_ANSWERS}
         self.limits = {row["stage"]: row for row in limits["rows"] if row["model"] == LARGE}
         self.batches = {row["pictures"]: row for row in batches["rows"] if row["model"] == LARGE}
         self.questions, self.repeats = questions, repeats
@@ -290,8 +292,8 @@ def goals(speed: Speed) -> list[Goal]:
         found.append(Goal(f"ten questions over one, mode `{mode}`, {LARGE}", most, ratios[mode]))
     kept = speed.questions["attached over plain"]
     found.append(Goal(f"first token attached with all tokens kept over plain, {LARGE}", 1.02, kept))
-    what = "an answer of the embedded model on two CPU cores, over the time before"
-    return [*found, Goal(what, 0.7, speed.cpu)]
+    what = "answer of a process of the embedded model on two CPU cores, over the time before"
+    return [*found, *(Goal(f"{when} {what}", 0.7, speed.cpu[when]) for when in CPU_ANSWERS)]
 
 
 def goals_table(speed: Speed) -> str:

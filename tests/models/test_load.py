@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from safetensors.torch import load_file, save_file
 from tiny_directory import photo, write_checkpoint
 from tiny_models import FAMILIES, RELATIVES, tiny_model
@@ -15,7 +16,8 @@ from transformers import AutoModelForImageTextToText
 from arr_coc import ARRCOCQwen
 from arr_coc.config import EMBEDDED_MODEL
 from arr_coc.families.faster.leaner_layers import PatchProjection
-from arr_coc.inference.load import load_adapter, load_model
+from arr_coc.inference.load import load_adapter, load_model, load_processor
+from arr_coc.inference.messages import make_inputs, make_messages
 
 pytestmark = pytest.mark.slow
 
@@ -263,3 +265,28 @@ def test_the_embedded_model_projects_patches_as_the_convolution_would():
     changed[0, -1, -1, -1, -1] += 1  # the control: the last pixel counts, too
     assert not torch.allclose(first_layer(changed)[0], first_layer(patches)[0])
     assert list(first_layer.state_dict()) == ["weight", "bias"]
+
+
+def test_the_chat_template_is_compiled_when_a_processor_is_opened(whole, tmp_path, monkeypatch):
+    compiled, compile_text = [], ImmutableSandboxedEnvironment.from_string
+
+    def count(self, source, *args, **kwargs):
+        compiled.append(source)
+        return compile_text(self, source, *args, **kwargs)
+
+    monkeypatch.setattr(ImmutableSandboxedEnvironment, "from_string", count)
+    directory = shutil.copytree(whole, tmp_path / "copied")
+    template = directory / "chat_template.jinja"
+    template.write_text("{# known to no other test #}" + template.read_text())
+    processor = load_processor(directory)
+    assert len(compiled) == 1
+    make_inputs(processor, [make_messages(photo(64, 64), "what color is it?")], "cpu")
+    assert len(compiled) == 1
+
+
+@pytest.mark.parametrize("content", [None, "{{ raise_exception('no short chats') }}"])
+def test_a_processor_opens_whatever_its_chat_template_says(whole, tmp_path, content):
+    directory = shutil.copytree(whole, tmp_path / "copied")
+    template = directory / "chat_template.jinja"
+    template.unlink() if content is None else template.write_text(content)
+    assert load_processor(directory).chat_template == content

@@ -15,6 +15,7 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from huggingface_hub.utils.logging import set_verbosity as set_hub_verbosity
+from jinja2 import TemplateError
 from safetensors import SafetensorError
 from torch import nn
 from transformers.utils.import_utils import is_torchvision_available
@@ -81,6 +82,14 @@ def load_processor(directory_or_id: str | Path, **hub: Any) -> Any:
 
     ```
     """
+    processor = _open_processor(directory_or_id, hub)
+    with contextlib.suppress(ValueError, TemplateError):  # there is no template, or it refuses so short a chat
+        # compiled and remembered by transformers, so that the first question need not wait for it
+        processor.apply_chat_template([{"role": "user", "content": "."}], tokenize=False)
+    return processor
+
+
+def _open_processor(directory_or_id: str | Path, hub: dict[str, Any]) -> Any:
     cls = getattr(transformers, family_class(load_config(directory_or_id, **hub).model_type).processor_class)
     # not `AutoProcessor`, which silently returns a bare tokenizer if it does not know the class
     if "video_processor" not in inspect.signature(cls.__init__).parameters:
