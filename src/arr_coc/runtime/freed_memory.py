@@ -35,8 +35,8 @@ def keep_freed_memory() -> None:
 def take_memory_meanwhile() -> Iterator[None]:
     """Take 24 MB from the system on another thread while the body runs, and free them at its end.
 
-    The system hands memory out page by page, which takes longer than anything else that sets a command's first answer
-    apart from later ones. Most of a command's time is loading, on one core. Without [`keep_freed_memory`] it is useless.
+    The system hands memory out page by page, which is most of what a first answer takes longer than later ones. Loading
+    uses one core. Without [`keep_freed_memory`] the freed memory goes back to the system.
     """
     if not sys.platform.startswith("linux"):
         yield
