@@ -223,10 +223,11 @@ def main(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda" if torch.cuda.is_available() else "cpu",
     out: Annotated[Path | None, typer.Option(help="Where the JSON goes; rows already there are replaced.")] = None,
     repeats: Annotated[int, typer.Option(help="Timed runs of each row.")] = 15,
-    pixels_only: Annotated[int, typer.Option("--megapixels", help="Only this size.")] = 0,
+    pixels_only: Annotated[str, typer.Option("--megapixels", help="Only these sizes, separated by commas.")] = "",
     tiny: Annotated[bool, typer.Option(help="Small shapes, to try the script.")] = False,
     model_name: Annotated[str, typer.Option("--model", help="Only models whose name contains this.")] = "",
     whole_answers: Annotated[bool, typer.Option("--answers/--no-answers", help="Whole answers, too.")] = True,
+    tokens_only: Annotated[int, typer.Option("--tokens", help="Only answers of so many tokens.")] = 0,
     append_only: Annotated[bool, typer.Option("--append-only", help="Nothing but appended tokens.")] = False,
     compiled: Annotated[bool, typer.Option(help="Compile the language model's layers.")] = False,
 ) -> None:
@@ -237,8 +238,10 @@ def main(
     rows, answers, appended = (found.get(name, []) for name in ("rows", "answers", "append"))
     sizes = {1: (1024, 1024), 2: (1100, 1900)} if tiny else SIZES
     if pixels_only:
-        sizes = {pixels_only: sizes[pixels_only]}
+        sizes = {int(pixels): sizes[int(pixels)] for pixels in pixels_only.split(",")}
     lengths = (4, 8) if tiny else LENGTHS
+    if tokens_only:
+        lengths = (tokens_only,)
     with torch.inference_mode():
         for name in TINY if tiny else TIMED:
             if model_name not in name:
@@ -252,11 +255,12 @@ def main(
                 picture = torch.randint(0, 256, (3, *size), dtype=torch.uint8, device=target)
                 usual = pixels == (2 if tiny else 12)
                 if not append_only:
-                    block = measure(model, name, pixels, picture, clock, repeats if pixels == 12 else min(7, repeats))
+                    block = measure(model, name, pixels, picture, clock, repeats)
                     rows = [row for row in rows if (row["model"], row["megapixels"]) != (name, pixels)] + block
                 if usual and whole_answers and not append_only:
                     block = measure_answers(model, name, pixels, picture, clock, repeats, lengths)
-                    answers = [row for row in answers if row["model"] != name] + block
+                    measured = {(row["model"], row["tokens"]) for row in block}
+                    answers = [row for row in answers if (row["model"], row["tokens"]) not in measured] + block
                 if usual and (whole_answers or append_only):
                     append = measure_append(model, name, picture, clock, repeats)
                     appended = [row for row in appended if row["model"] != name] + [append]

@@ -54,3 +54,18 @@ def test_differences_are_found_where_they_are(change, place):
     change(now["embedded"][name])
     found = [line.split(": ")[0] for line in record.differences(RECORD, now)]
     assert found == [f"/embedded/{name}/{part}" for part in place]
+
+
+@pytest.mark.parametrize(
+    ("family", "by", "noticed"),
+    [("qwen3_vl", 5e-4, True), ("qwen3_5", 5e-4, False), ("qwen3_5_moe", 5e-4, False), ("qwen3_5_moe", 3e-3, True)],
+)
+@pytest.mark.parametrize("part", ["logits", "relevance"])
+def test_logits_of_recurrent_layers_may_differ_more(family, by, noticed, part):
+    name = f"{family} arr-coc-untrained rows"
+    now = copy.deepcopy(RECORD)
+    numbers = now["tiny"][name][part]
+    numbers = numbers if part == "logits" else numbers[0]
+    numbers[0] += by
+    found = record.differences(RECORD, now)
+    assert bool(found) == (noticed or part == "relevance")

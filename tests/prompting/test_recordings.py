@@ -111,7 +111,7 @@ def test_questions_get_the_same_tokens(vlm, mode, launches):
         kinds = cycle(open_world(world).kinds)
         for index in range(count):
             example = make_example(world, split_seed("test", 2 * 10**6 + index), next(kinds))
-            settings = replace(vlm._choose_settings(None, mode, None, False)[1], on_error="raise")
+            settings = replace(vlm._choose_settings(None, mode, None, None, False)[1], on_error="raise")
             inputs, settings = vlm._make_prompt([make_messages(example.picture, example.question)], settings)
             # the same shorter prompt for both: choosing tokens is not what is compared
             short = vlm._open_session(mode, settings).prepare(inputs).inputs
