@@ -317,7 +317,8 @@ def margins(speed: Speed) -> str:
     return paragraph(
         f"Appending with {SMALL} took {min(early):.2f} to {max(early):.2f} ms in {len(early)} runs before queries and "
         f"keys were turned in one go. Since then it took {fifth:.2f} ms on one host and {min(late):.2f} to "
-        f"{max(late):.2f} on another, which missed the goal. Two goals are met by less than the spread, and another "
+        f"{max(late):.2f} on another, which missed the goal; since these runs each layer starts three kernels fewer, "
+        f"which was not measured. Two goals are met by less than the spread, and another "
         f"run may miss them: the first token of {LARGE} (interquartile range {large:.1f} ms) and the ratio of {SMALL} "
         f"(gaze {small:.1f} ms). Ten questions were also measured without a rest before each call: "
         f"{unrested['saccade']:.1f} in mode `saccade`, which misses the goal, and {unrested['prune']:.2f} in mode "

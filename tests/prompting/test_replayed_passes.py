@@ -30,7 +30,7 @@ from transformers import DynamicCache
 
 from arr_coc import ARRCOCConfig, ARRCOCLayer, attach, detach
 from arr_coc.families import language_graph, language_passes, open_family, room
-from arr_coc.families.faster.leaner_layers import TurnedTogether, lean_language_model
+from arr_coc.families.faster.leaner_layers import GROUPED, AddedInPlace, TurnedTogether, lean_language_model
 from arr_coc.families.language_graph import replayed_passes
 from arr_coc.families.language_passes import Lease
 from arr_coc.families.recordable import State, read_state, unchanged_modules
@@ -1156,3 +1156,48 @@ def test_a_lean_copy_turns_queries_and_keys_in_one_go():
     plain = language.rotary_emb(hidden, places)  # sines without signs: the copy needs its own
     wrong = twin.layers[0].self_attn(hidden, plain, mask, past_key_values=DynamicCache())[0]
     assert not torch.allclose(found[0], wrong, **TOLERANCE)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_lean_copy_adds_its_products_to_the_hidden_states(biased):
+    language = copy.deepcopy(tiny_model("qwen3_vl").model.language_model)
+    if biased:
+        for layer in language.layers:
+            layer.self_attn.o_proj.bias = torch.nn.Parameter(torch.randn(language.config.hidden_size))
+    twin = lean_language_model(language)
+    assert {type(layer) for layer in twin.layers} == {AddedInPlace}
+    assert not any(isinstance(layer, AddedInPlace) for layer in language.layers)
+    hidden, given = torch.randn(2, 5, language.config.hidden_size), []
+    places = torch.randint(0, 50, (3, 2, 5))
+    mask = torch.zeros(2, 1, 5, 5).masked_fill(~torch.ones(5, 5, dtype=torch.bool).tril(), -torch.inf)
+    found = []
+    for model in (language, twin):
+        given.append(hidden.clone())
+        rotary = model.rotary_emb(hidden, places)
+        found.append(model.layers[0](given[-1], rotary, attention_mask=mask, past_key_values=DynamicCache()))
+    torch.testing.assert_close(*found, **TOLERANCE)
+    assert torch.equal(given[0], hidden)
+    assert torch.equal(given[1], found[1])
+    assert not torch.allclose(given[1], hidden, **TOLERANCE)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_heads_that_share_keys_need_no_copy_of_their_queries(rows, monkeypatch):
+    language = tiny_model("qwen3_vl").model.language_model
+    shared = []
+
+    def look(query, key, value, **options):
+        shared.append(query.untyped_storage().data_ptr() == key.untyped_storage().data_ptr())
+        return torch.zeros_like(query)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", look)
+    layer = lean_language_model(language, GROUPED).layers[0].self_attn
+
+    class Passing:
+        def update(self, key, value, number):
+            return key, value
+
+    hidden = torch.randn(rows, 5, language.config.hidden_size)
+    places = lean_language_model(language).rotary_emb(hidden, torch.arange(5).expand(3, rows, 5))
+    layer.look(hidden, places, None, Passing())
+    assert shared == [True]

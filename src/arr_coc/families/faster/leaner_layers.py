@@ -17,7 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextAttention
+from transformers.models.qwen3_vl.modeling_qwen3_vl import (
+    Qwen3VLTextAttention,
+    Qwen3VLTextDecoderLayer,
+    Qwen3VLTextMLP,
+)
 
 from arr_coc.families.faster.cpu_layers import project
 
@@ -124,23 +128,73 @@ class TurnedTogether(Qwen3VLTextAttention):
         **kw: Any,
     ) -> tuple[Tensor, Any]:
         """As its parent's, but that sines are signed, and that it must be given a cache."""
+        found, weights = self.look(hidden_states, position_embeddings, attention_mask, past_key_values, **kw)
+        return self.o_proj(found), weights
+
+    def look(
+        self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, past_key_values: Any, **kw: Any
+    ) -> tuple[Tensor, Any]:
+        """What the heads find, `[B, n, heads * d]`, before it is projected; and their weights, if they are known."""
         cos, sin = (part.unsqueeze(-2) for part in position_embeddings)  # [B, n, 1, d]
         heads = (*hidden_states.shape[:-1], -1, self.head_dim)  # [B, n, heads * d] -> [B, n, heads, d]
         query = self.q_norm(self.q_proj(hidden_states).view(heads))
         key = self.k_norm(self.k_proj(hidden_states).view(heads))
         both = torch.cat([query, key], dim=2)
-        both = torch.addcmul(both * cos, both.roll(self.head_dim // 2, dims=-1), sin).transpose(1, 2)
-        query, key = both[:, : query.shape[2]], both[:, query.shape[2] :]
+        # written head by head, as heads that share keys want their queries: they need no copy then
+        turned = both.new_empty(both.transpose(1, 2).shape)  # [B, heads, n, d]
+        torch.addcmul(both * cos, both.roll(self.head_dim // 2, dims=-1), sin, out=turned.transpose(1, 2))
+        query, key = turned[:, : query.shape[2]], turned[:, query.shape[2] :]
         value = self.v_proj(hidden_states).view(heads).transpose(1, 2)
         key, value = past_key_values.update(key, value, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
         found, weights = attend(self, query, key, value, attention_mask, dropout=0.0, scaling=self.scaling, **kw)
-        # [B, n, heads, d] -> [B, n, heads * d]
-        return self.o_proj(found.reshape(*hidden_states.shape[:-1], -1)), weights
+        return found.reshape(*hidden_states.shape[:-1], -1), weights  # [B, n, heads, d] -> [B, n, heads * d]
+
+
+class AddedInPlace(Qwen3VLTextDecoderLayer):
+    """A layer of Qwen3-VL whose last products are added to the hidden states as part of the product itself."""
+
+    self_attn: TurnedTogether
+
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any = None, **kw: Any
+    ) -> Tensor:
+        """As its parent's, without gradients, and it changes the hidden states that it is given."""
+        attention, mlp = self.self_attn, self.mlp
+        found, _ = attention.look(self.input_layernorm(hidden_states), position_embeddings, attention_mask, **kw)
+        add_product(hidden_states, found, attention.o_proj)
+        normed = self.post_attention_layernorm(hidden_states)
+        add_product(hidden_states, mlp.act_fn(mlp.gate_proj(normed)) * mlp.up_proj(normed), mlp.down_proj)
+        return hidden_states
+
+
+def add_product(total: Tensor, values: Tensor, linear: Any) -> None:
+    """Add a linear layer's result `[B, n, D]` of values `[B, n, E]` to a contiguous total, in one kernel if it can be.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from torch import nn
+    >>> from arr_coc.families.faster.leaner_layers import add_product
+    >>> total, values, linear = torch.ones(1, 2, 3), torch.ones(1, 2, 4), nn.Linear(4, 3, bias=False)
+    >>> expected = total + linear(values)
+    >>> with torch.no_grad():
+    ...     add_product(total, values, linear)
+    >>> torch.allclose(total, expected)
+    True
+
+    ```
+    """
+    plain = type(linear) is nn.Linear  # not a layer of PEFT, which adds to it
+    if plain and linear.bias is None:
+        total.view(-1, total.shape[-1]).addmm_(values.flatten(0, -2), linear.weight.T)  # [B, n, D] -> [B * n, D]
+    else:
+        total.add_(linear(values))
 
 
 def lean_language_model(language: Any, attention: str | None = None) -> Any:
-    """A copy of a language model with fused norms and leaner layers.
+    """A copy of a language model with fused norms and leaner layers, which may change the embeddings it is given.
 
     Args:
         language (`nn.Module`): the model.
@@ -152,6 +206,8 @@ def lean_language_model(language: Any, attention: str | None = None) -> Any:
         twin.__dict__["rotary_emb"] = _SignedRotary(language.rotary_emb)
         for layer in layers:
             layer.self_attn.__class__ = TurnedTogether  # of the copies
+            if type(layer) is Qwen3VLTextDecoderLayer and type(layer.mlp) is Qwen3VLTextMLP:
+                layer.__class__ = AddedInPlace
     twin.__dict__["layers"] = layers
     return twin
 
