@@ -11,6 +11,7 @@ from arr_coc._version import __version__
 if TYPE_CHECKING:
     from arr_coc.config import ARRCOCConfig
     from arr_coc.families import list_families
+    from arr_coc.gaze.loop import Look, Looks
     from arr_coc.gaze.plan import Gaze
     from arr_coc.inference.answer import Answer
     from arr_coc.inference.attach import Attachment, attach, detach
@@ -48,6 +49,8 @@ __all__ = [
     "EncodingCache",
     "Gaze",
     "LanguageSelector",
+    "Look",
+    "Looks",
     "PictureSelector",
     "Prepared",
     "PreviousFrame",
@@ -73,6 +76,7 @@ __all__ = [
 _HOMES = {
     "config": ("ARRCOCConfig",),
     "families": ("list_families",),
+    "gaze.loop": ("Look", "Looks"),
     "gaze.plan": ("Gaze",),
     "inference.answer": ("Answer",),
     "inference.vlm": ("ARRCOCQwen",),

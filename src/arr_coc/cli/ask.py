@@ -18,16 +18,20 @@ from arr_coc.cli.options import (
     Device,
     Model,
     OwnBudget,
+    OwnCompress,
     OwnIntrospect,
     SelectorName,
     check_paths,
     parse_budget,
+    parse_gaze,
     parse_introspect,
 )
 from arr_coc.cli.questions import BATCH_SIZE, answer_file
 
 if TYPE_CHECKING:
     from arr_coc.config import Budget, Introspect
+    from arr_coc.gaze.loop import Looks
+    from arr_coc.gaze.plan import Gaze
 
 
 def ask(
@@ -56,11 +60,17 @@ def ask(
         str,
         typer.Option(
             help="prune: read only the tokens that matter; saccade: the whole picture small, details where they "
-            "matter; weight: all tokens, scaled by relevance; full: the plain model."
+            "matter; auto: one of both, and again with more tokens until the answer is sure; weight: all tokens, "
+            "scaled by relevance; full: the plain model."
         ),
     ] = "prune",
     budget: OwnBudget = None,
     introspect: OwnIntrospect = None,
+    compress: OwnCompress = None,
+    sure: Annotated[
+        float | None,
+        typer.Option(help="Of mode auto: how sure an answer must be, in (0, 1], to stop looking. [default: 0.99]"),
+    ] = None,
     overlay: Annotated[Path | None, typer.Option(help="Where to write a picture of what was read (PNG).")] = None,
     device: Device = "cpu",
     as_json: AsJson = False,
@@ -70,6 +80,7 @@ def ask(
     with one_line_errors():
         tokens = None if budget is None else parse_budget(budget)
         asked = parse_introspect(introspect)
+        gaze, looks = parse_gaze(compress, mode), _parse_looks(sure, mode)
         if selector == "oracle":
             raise ValueError(
                 "oracle must be told where to look, which the command line cannot do; use another selector"
@@ -80,7 +91,8 @@ def ask(
             if wrong:
                 raise ValueError(f"--batch asks what is in {batch} and writes JSON lines; drop {wrong[0]}")
             size = batch_size or BATCH_SIZE
-            _answer_batch(partial(answer_file, batch, out, size, model, selector, mode, tokens, asked, device), out)
+            settings = (model, selector, mode, tokens, asked, gaze, looks, device)
+            _answer_batch(partial(answer_file, batch, out, size, *settings), out)
             return
         if image is None or question is None:
             missing = "IMAGE" if image is None else "QUESTION"
@@ -88,7 +100,7 @@ def ask(
         if out is not None or batch_size is not None:
             raise ValueError(f"{'--out' if out is not None else '--batch-size'} belongs to --batch; drop it")
         with Console(stderr=True, highlight=False).status("opening the model and answering"):
-            facts = answer_question(image, question, model, selector, mode, tokens, asked, overlay, device)
+            facts = answer_question(image, question, model, selector, mode, tokens, asked, gaze, looks, overlay, device)
     scope, notes = facts.pop("scope"), facts.pop("notes")
     for line in [*notes, *([scope] if verbose else [])]:
         typer.echo(line, err=True)
@@ -96,6 +108,16 @@ def ask(
         typer.echo(json.dumps(facts))
     else:
         _print_answer(facts, overlay)
+
+
+def _parse_looks(sure: float | None, mode: str) -> Looks | None:
+    from arr_coc.gaze.loop import Looks
+
+    if sure is None:
+        return None
+    if mode != "auto":
+        raise ValueError(f"--sure belongs to mode auto, got mode {mode}; drop it, or use --mode auto")
+    return Looks(sure=sure)
 
 
 def _answer_batch(answer: Callable[[], tuple[int, int]], out: Path | None) -> None:
@@ -122,6 +144,8 @@ def answer_question(
     mode: str,
     budget: Budget | None,
     introspect: Introspect | None,
+    gaze: Gaze | None,
+    looks: Looks | None,
     overlay: Path | None,
     device: str,
 ) -> dict[str, Any]:
@@ -145,20 +169,23 @@ def answer_question(
     base, chosen = find_names(model, selector)
     with take_memory_meanwhile():
         vlm = ARRCOCQwen.from_pretrained(base, chosen).to(place)
-    answer = vlm.answer(opened.image, question, budget=budget, mode=mode, introspect=introspect)  # type: ignore[arg-type]
+    answer = vlm.answer(
+        opened.image, question, budget=budget, mode=mode, introspect=introspect, gaze=gaze, looks=looks,  # type: ignore[arg-type]
+    )  # fmt: skip
     name = EMBEDDED if base == EMBEDDED else vlm.config.name_or_path
     cell = ARRCOCConfig.for_model(vlm.model).cell_pixels
     if overlay is not None:
-        draw = draw_gaze if mode == "saccade" else draw_overlay
+        draw = draw_gaze if answer.mode == "saccade" else draw_overlay
         save_image(draw(opened.image, answer, cell), overlay)
     (_, rows, columns), _ = answer.kept[0]
     # some selectors resize the picture themselves, and saccades are cut from the picture as it is
-    whole = mode != "saccade" and chosen not in ("downsample", "half-and-half")
+    whole = answer.mode != "saccade" and chosen not in ("downsample", "half-and-half")
     return {
         "answer": answer.text,
-        "mode": mode,
+        "mode": answer.mode,
+        "looks": [look._asdict() for look in answer.looks],
         "tokens": {"full": answer.tokens.full, "used": answer.tokens.used},
-        "budget": answer.budget if mode in ("prune", "saccade") else None,
+        "budget": answer.budget if mode in ("prune", "saccade") else None,  # of mode auto, sureness decides
         "strategy": answer.strategy,
         "reason": answer.reason,
         **round_labels(answer.output),

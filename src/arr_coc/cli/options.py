@@ -9,6 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from arr_coc.config import Budget, Introspect
+    from arr_coc.gaze.plan import Gaze
 
 ImageFile = Annotated[Path, typer.Argument(help="Picture file.")]
 Question = Annotated[str, typer.Argument(help="Question about the picture.")]
@@ -38,6 +39,13 @@ OwnIntrospect = Annotated[
     typer.Option(
         help="Whether the model is asked where it looks: on, off, auto (if few tokens stay), or a number of its layers "
         "to read. [default: the selector's]"
+    ),
+]
+OwnCompress = Annotated[
+    str | None,
+    typer.Option(
+        help="Of mode saccade: encode the small picture larger and compress it, by pool, merge or conv (which a "
+        "selector must have learned). [default: neither]"
     ),
 ]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
@@ -90,6 +98,27 @@ def parse_introspect(text: str | None) -> Introspect | None:
         if "`introspect`" in str(error):
             raise
     return check_introspect(text)
+
+
+def parse_gaze(compress: str | None, mode: str) -> Gaze | None:
+    """The gaze of a mode, if its small picture is to be compressed.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.cli.options import parse_gaze
+    >>> parse_gaze("pool", "saccade").compress
+    'pool'
+
+    ```
+    """
+    from arr_coc.gaze.plan import Gaze
+
+    if compress is None:
+        return None
+    if mode not in ("auto", "saccade"):
+        raise ValueError(f"--compress belongs to mode saccade, got mode {mode}; drop it, or use --mode saccade")
+    return Gaze(compress=compress)  # type: ignore[arg-type]  # checks it
 
 
 def split_names(text: str, option: str) -> list[str]:

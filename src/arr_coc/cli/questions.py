@@ -16,6 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 if TYPE_CHECKING:
     from arr_coc.config import Budget, Introspect
+    from arr_coc.gaze.loop import Looks
+    from arr_coc.gaze.plan import Gaze
 
 BATCH_SIZE = 8
 
@@ -67,6 +69,8 @@ def answer_file(
     mode: str,
     budget: Budget | None,
     introspect: Introspect | None,
+    gaze: Gaze | None,
+    looks: Looks | None,
     device: str,
 ) -> tuple[int, int]:
     """Answer what is not answered yet; returns the numbers of all questions and of those that could not be asked."""
@@ -79,7 +83,8 @@ def answer_file(
     base, chosen = find_names(model, selector)
     settings = {
         "model": base, "selector": None if mode == "full" else chosen, "mode": mode, "budget": budget,
-        "introspect": introspect,
+        "introspect": introspect, "compress": None if gaze is None else gaze.compress,
+        "sure": None if looks is None else looks.sure,
     }  # fmt: skip
     known = {} if out is None else read_answers(out, file, questions, settings)
     failed = sum("error" in row for row in known.values())
@@ -92,7 +97,8 @@ def answer_file(
     vlm = ARRCOCQwen.from_pretrained(base, chosen).to(place)
     answers = vlm.answer_many(
         ((question.pictures or None, question.text) for question in todo),
-        batch_size=batch_size, mode=mode, budget=budget, introspect=introspect, return_exceptions=True,
+        batch_size=batch_size, mode=mode, budget=budget, introspect=introspect, gaze=gaze, looks=looks,
+        return_exceptions=True,
     )  # fmt: skip
     write = _open_output(out)
     shown = out is not None or not sys.stdout.isatty()
@@ -137,6 +143,8 @@ def _describe(question: Question, answer: Any) -> dict[str, Any]:
         return {**asked, "error": " ".join(str(answer).split()) or type(answer).__name__}
     tokens = {"full": answer.tokens.full, "used": answer.tokens.used}
     facts = {"answer": answer.text, "tokens": tokens, "strategy": answer.strategy, "reason": answer.reason}
+    if answer.looks:
+        facts["looks"] = [look._asdict() for look in answer.looks]
     return {**asked, **facts}
 
 

@@ -102,6 +102,18 @@ class GazePlan(NamedTuple):
         return 1, self.gestalt[1] * self.squeeze, self.gestalt[2] * self.squeeze
 
     @property
+    def overview(self) -> tuple[Grid, int, int, int]:
+        """What the gestalt and the windows depend on: plans that share it differ in how much is read alone."""
+        return self.gestalt, self.scale, self.side, self.squeeze
+
+    def part(self, share: float) -> GazePlan:
+        """A plan that reads the same gestalt and this share of the saccades."""
+        if not self.saccades or share == 1:
+            return self
+        saccades = max(1, round(share * self.saccades))
+        return self._replace(saccades=saccades, tokens=self.tokens - self.saccades + saccades)
+
+    @property
     def windows(self) -> Grid:
         """Grid of the windows, on which relevance is scored."""
         factor = self.scale // self.side

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arr_coc.config import Grid, PromptBudget
+from arr_coc.gaze.loop import Look
 from arr_coc.inference.run import Run, TokenCount
 from arr_coc.selectors.output import ARRCOCOutput
 
-AnswerMode = Literal["full", "prune", "weight", "saccade"]
+AnswerMode = Literal["auto", "full", "prune", "weight", "saccade"]
 STAGES = ("encode", "select", "prefill", "decode")
 
 
@@ -34,6 +36,9 @@ class Answer:
         words (`tuple[str, ...]`): the question, token by token.
         budget (`int`, `float`, `"auto"` or `dict`, *optional*): the budget in effect; None if all tokens stay.
         failure (`str`, *optional*): the error, if the selection failed and all tokens were kept.
+        mode (`str`): how the pictures were read; where `"auto"` was asked for, what was chosen.
+        looks (`tuple[Look, ...]`): the looks at the pictures, if there could be more than one. `tokens` then counts
+            those of all looks.
     """
 
     text: str
@@ -46,6 +51,13 @@ class Answer:
     words: tuple[str, ...] = ()
     budget: PromptBudget | None = None
     failure: str | None = None
+    mode: str = "prune"
+    looks: tuple[Look, ...] = ()
+
+    @property
+    def sure(self) -> float | None:
+        """How sure the answer is, in (0, 1]; None if it was read in one look, without asking."""
+        return self.looks[-1].sure if self.looks else None
 
     @property
     def output(self) -> ARRCOCOutput | None:
@@ -59,18 +71,30 @@ class Answer:
 def make_answer(run: Run, mode: AnswerMode, text: str, tokenizer: Any) -> Answer:
     """The answer of a run of one row; the tokenizer turns its question back into words."""
     strategy, reason = explain(run, mode)
+    looks = run.looks[0] if run.looks else []
+    if looks:
+        reason = f"{_explain_looks(looks)}; {reason}"
     return Answer(
         text=text,
         outputs=tuple(run.outputs),
         kept=tuple(run.kept),
-        tokens=TokenCount(run.full, run.used),
+        tokens=TokenCount(run.full, sum(look.tokens for look in looks) if looks else run.used),
         strategy=strategy,
         reason=reason,
         timings_ms={name: round(run.milliseconds.get(name, 0.0), 3) for name in STAGES},
         words=tuple(tokenizer.decode([word]).strip() for ids in run.question[:1] for word in ids.tolist()),
         budget=None if mode == "full" else run.budget,
         failure=run.failure,
+        mode=mode,
+        looks=tuple(looks),
     )
+
+
+def _explain_looks(looks: Sequence[Look]) -> str:
+    """After how many looks it was how sure."""
+    count = "one look" if len(looks) == 1 else f"{len(looks)} looks"
+    read = " + ".join(str(look.tokens) for look in looks)
+    return f"{looks[-1].sure:.2f} sure after {count} ({read} tokens)"
 
 
 def explain(run: Run, mode: str) -> tuple[str, str]:

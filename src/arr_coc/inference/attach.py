@@ -16,6 +16,7 @@ from transformers import Cache
 from arr_coc.config import Grid, Introspect, PromptBudget
 from arr_coc.families.family import open_family
 from arr_coc.families.language_graph import forget_recordings
+from arr_coc.gaze.loop import Looks
 from arr_coc.gaze.plan import Gaze
 from arr_coc.inference.arguments import check_ids, check_text, without_read_pictures
 from arr_coc.inference.load import check_editions
@@ -400,6 +401,7 @@ def attach(
     full_logits: bool = False,
     graphs: bool = True,
     introspect: Introspect | None = None,
+    looks: Looks | None = None,
 ) -> Attachment:
     """Let `model(**inputs)` and `model.generate(**inputs)` select visual tokens, until `remove()` or the end of `with`.
 
@@ -421,6 +423,8 @@ def attach(
         graphs (`bool`, *optional*, defaults to `True`): on CUDA, replay passes of the language model, and in mode
             `saccade` of the encoder, as graphs where that gives the same result up to rounding; see
             `docs/performance.md`. The layer's own graphs give the same result to the bit and do not depend on this.
+        looks (`Looks`, *optional*): `generate` looks again, with more to read each time, until the answer is sure; see
+            `docs/looks.md`. By default it looks once, in mode `"auto"` up to two times.
 
     Example:
 
@@ -453,5 +457,6 @@ def attach(
         full_logits=full_logits,
         graphs=graphs,
         introspect=introspect,
+        looks=looks,
     )
     return Attachment(model, selector, settings)

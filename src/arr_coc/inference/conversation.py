@@ -84,7 +84,7 @@ class Conversation:
         before = self.turns if self.remember else []
         shown = [] if before else self._pictures
         turn = {"role": "user", "content": [*shown, {"type": "text", "text": question}]}
-        native = (mode or self.vlm.mode) == "saccade"
+        native = self.vlm.fit_mode(mode or self.vlm.mode, self._pictures) == "saccade"
         if native not in self._encodings:
             self._encodings[native] = Encodings()
             self._encodings[native].prefix = Prefix()

@@ -174,7 +174,8 @@ def prepare(
         selector (`TokenSelector` or `PictureSelector`): decides which visual tokens stay.
         mode (`str`, *optional*, defaults to `"prune"`): `"prune"` drops tokens; `"weight"` keeps all and scales their
             embeddings by relevance, which needs a selector that returns an [`ARRCOCOutput`]; `"saccade"` encodes the
-            whole picture small, and full-resolution cells only where they matter.
+            whole picture small, and full-resolution cells where they matter; `"auto"` chooses between `"prune"` and
+            `"saccade"` by the size of the largest picture.
         budget (`int`, `float`, `"auto"` or `dict`, *optional*): tokens of each picture; `{"total": 512}` is shared
             among all pictures of a row, in proportion to their tokens. Overrides the selector's default.
         query (`Sequence[Tensor]`, *optional*): token ids of each row's question, instead of finding it in the prompt.

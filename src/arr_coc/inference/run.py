@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from arr_coc.config import PromptBudget
+from arr_coc.gaze.loop import Look
 from arr_coc.prompting.cache import Holding
 from arr_coc.prompting.layout import Prompt
 from arr_coc.prompting.prefix import Prefix
@@ -53,6 +54,8 @@ class Run:
             passed it.
         begun (`Prefix`, *optional*): what the language model has read of the prompt to choose the rest of it, from
             where `generate` reads on.
+        reused (`int`): first tokens of the shorter prompt that the language model had read before, in a row.
+        looks (`list[list[Look]]`): for each row the looks at its pictures, if there could be more than one.
     """
 
     inputs: dict[str, Any]
@@ -75,6 +78,8 @@ class Run:
     prompt: Prompt | None = field(default=None, repr=False)
     holding: Holding | None = field(default=None, repr=False)
     begun: Prefix | None = field(default=None, repr=False)
+    reused: int = 0
+    looks: list[list[Look]] = field(default_factory=list)
 
     @property
     def full(self) -> int:
@@ -120,6 +125,7 @@ class Run:
                 inside_layer=self.inside_layer,
                 milliseconds=self.milliseconds,
                 generated=None if self.generated is None else self.generated[row : row + 1],
+                looks=self.looks[row : row + 1],
             )
             for row, own in enumerate(places)
         ]

@@ -19,11 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from arr_coc.config import PromptBudget
+from arr_coc.config import PromptBudget, cell_count
 from arr_coc.families.family import Family, IncompleteFamilyError, Inputs
 from arr_coc.families.language_graph import replayed_passes
 from arr_coc.families.language_passes import is_too_long
 from arr_coc.families.recordable import unchanged_modules
+from arr_coc.gaze.loop import Looks, choose_mode
 from arr_coc.gaze.plan import DEFAULT_BUDGET
 from arr_coc.inference.arguments import (
     adjust_limits,
@@ -35,6 +36,7 @@ from arr_coc.inference.arguments import (
     show_full_prompt,
     visual_ids,
 )
+from arr_coc.inference.looking import can_gaze, look_until_sure, settle
 from arr_coc.inference.run import Run
 from arr_coc.prompting.cache import Holding, calling, cut_of, holding_of, mark_cache
 from arr_coc.prompting.encodings import Encodings
@@ -118,6 +120,23 @@ class Session:
         """Whether tokens are dropped inside the language model rather than from the prompt."""
         return self._inside is not None
 
+    def with_settings(self, settings: Settings) -> Session:
+        """The same session with other settings."""
+        return Session(self.family, self.selector, settings, self._forward, self._generate)
+
+    def _settle(self, inputs: Inputs, looks: Looks | None = None) -> Session:
+        """In mode `auto`, a session of the mode that fits the pictures of these inputs; otherwise this one."""
+        settings = self.settings
+        if settings.mode != "auto":
+            return self
+        if settings.images is None:
+            kinds = self.family.present(inputs)
+            cells = [cell_count(grid) for kind in kinds for grid in self.family.grids(inputs, kind)]
+            mode, _ = choose_mode(max(cells, default=0), kinds == ["image"], can_gaze(self.family, self.selector))
+        else:
+            mode = "saccade"  # the prompt has only small copies of its pictures
+        return self.with_settings(settle(settings, mode, looks))
+
     @untraced
     @unchanged_modules()
     def prepare(self, inputs: Inputs, watch: Stopwatch = OFF, reads_on: bool = False) -> Run:
@@ -128,6 +147,8 @@ class Session:
             watch (`Stopwatch`, *optional*): times the stages `encode` and `select`.
             reads_on (`bool`, *optional*, defaults to `False`): whether what is read to choose is kept as `Run.begun`.
         """
+        if self.settings.mode == "auto":
+            return self._settle(inputs).prepare(inputs, watch, reads_on)
         if not self.family.present(inputs):
             check_text(self.family, inputs)
             return Run(dict(inputs), self.settings.mode, selector_name(self.selector))
@@ -250,6 +271,8 @@ class Session:
             arguments (`Mapping`): arguments of the model's `forward`.
             watch (`Stopwatch`, *optional*): times the stages `encode`, `select` and `prefill`.
         """
+        if self.settings.mode == "auto":
+            return self._settle(arguments).forward(arguments, watch)
         holding = holding_of(arguments.get("past_key_values"))
         if holding is None:
             run = self.prepare(arguments, watch)
@@ -274,6 +297,10 @@ class Session:
             arguments (`Mapping`): arguments of the model's `generate`, with `input_ids`.
             watch (`Stopwatch`, *optional*): times the stages `encode`, `select`, `prefill` and `decode`.
         """
+        if self.settings.mode == "auto":
+            return self._settle(arguments, self.settings.looks or Looks()).generate(arguments, watch)
+        if self.settings.looks is not None and self.family.present(arguments):
+            return look_until_sure(self, arguments, watch)
         holding = holding_of(arguments.get("past_key_values"))
         if self.family.present(arguments) or holding is not None:
             check_generation(self.family, arguments)
@@ -298,7 +325,9 @@ class Session:
             begun = run.begun is not None and prefix.adopt(run.begun)
             before = prefix.tokens_read
             options |= prefix.begin(self.family, arguments, run.inputs, run.holding)
-            if begun and prefix.tokens_read - before < run.inputs["input_ids"].numel():
+            reused = run.inputs["input_ids"].numel() - (prefix.tokens_read - before)
+            run.reused = 0 if begun else reused
+            if begun and reused:
                 run.glanced_counts = [0] * len(run.glanced_counts)  # what was read to choose is not read again
         run.result = self._call(self._generate, run, options)
         if watch.on:

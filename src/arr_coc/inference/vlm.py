@@ -15,6 +15,7 @@ from torch import nn
 from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, ARRCOCConfig, Introspect, PromptBudget
 from arr_coc.families.family import open_family
 from arr_coc.families.language_graph import PATIENCE
+from arr_coc.gaze.loop import Looks, choose_mode
 from arr_coc.gaze.plan import Gaze
 from arr_coc.inference.answer import Answer, AnswerMode, make_answer
 from arr_coc.inference.attach import NO_REPLICAS, Calls, Replacement
@@ -30,6 +31,7 @@ from arr_coc.inference.load import (
     load_processor,
     load_selector,
 )
+from arr_coc.inference.looking import can_gaze, settle
 from arr_coc.inference.messages import (
     Asked,
     Message,
@@ -96,6 +98,7 @@ class ARRCOCQwen(nn.Module):
         selector (`TokenSelector`, `PictureSelector` or `LanguageSelector`): decides which visual tokens stay.
         mode, budget, query_layers, on_error, gaze, introspect: as in [`prepare`].
         graphs (`bool`, *optional*, defaults to `True`): as in [`attach`].
+        looks (`Looks`, *optional*): as in [`attach`].
 
     Example:
 
@@ -124,6 +127,7 @@ class ARRCOCQwen(nn.Module):
         gaze: Gaze | None = None,
         graphs: bool = True,
         introspect: Introspect | None = None,
+        looks: Looks | None = None,
     ) -> None:
         super().__init__()
         family = open_family(model)
@@ -131,8 +135,9 @@ class ARRCOCQwen(nn.Module):
             raise ValueError("this model has no head, so it cannot answer; use `attach` or `prepare` for embeddings")
         chat = ChatTokens.from_tokenizer(processor.tokenizer)
         settings = Settings(
-            mode, budget, None, query_layers, chat, on_error, None, gaze, graphs=graphs, introspect=introspect
-        )
+            mode, budget, None, query_layers, chat, on_error, None, gaze, graphs=graphs, introspect=introspect,
+            looks=looks,
+        )  # fmt: skip
         self.model = model
         self.processor = processor
         originals = model.__call__, model.generate
@@ -200,6 +205,7 @@ class ARRCOCQwen(nn.Module):
         gaze: Gaze | None = None,
         graphs: bool = True,
         introspect: Introspect | None = None,
+        looks: Looks | None = None,
         dtype: str | torch.dtype = "auto",
         device_map: Any = None,
         attn_implementation: str | None = None,
@@ -221,6 +227,7 @@ class ARRCOCQwen(nn.Module):
                 also loads its adapter; one trained with the model's last layers also loads that model.
             mode, budget, query_layers, on_error, gaze, introspect: as in [`prepare`].
             graphs (`bool`, *optional*, defaults to `True`): as in [`attach`].
+            looks (`Looks`, *optional*): as in [`attach`].
             dtype, device_map, attn_implementation, revision: of the model, as in transformers; the embedded model is
                 loaded in float32 unless a dtype is given.
             cache_dir, local_files_only, token: Hub options for the model, its processor and the selector.
@@ -242,7 +249,7 @@ class ARRCOCQwen(nn.Module):
         loaded = load_selector(selector, model, **hub)
         return cls(
             model, processor, loaded, mode=mode, budget=budget, query_layers=query_layers, on_error=on_error,
-            gaze=gaze, graphs=graphs, introspect=introspect,
+            gaze=gaze, graphs=graphs, introspect=introspect, looks=looks,
         )  # fmt: skip
 
     def save_pretrained(self, directory: str | Path, *, save_base: bool = False) -> None:
@@ -302,6 +309,7 @@ class ARRCOCQwen(nn.Module):
         mode: AnswerMode | None = None,
         gaze: Gaze | None = None,
         introspect: Introspect | None = None,
+        looks: Looks | None = None,
         details: bool = False,
         encoded: Encodings | EncodingCache | None = None,
         streamer: Any = None,
@@ -321,20 +329,22 @@ class ARRCOCQwen(nn.Module):
             question (`str`, *optional*): may be left out if the messages contain it.
             budget (`int`, `float`, `"auto"` or `dict`, *optional*): visual tokens per picture, or `{"total": 512}` for
                 all pictures together; overrides the object's.
-            mode (`str`, *optional*): `"full"` (the plain model), `"prune"`, `"weight"`, or `"saccade"`, which looks at
-                the pictures at their own resolution; overrides the object's.
+            mode (`str`, *optional*): `"full"` (the plain model), `"prune"`, `"weight"`, `"saccade"`, which looks at
+                the pictures at their own resolution, or `"auto"`, which chooses among them by the size of the pictures
+                and looks again until the answer is sure; overrides the object's.
             gaze (`Gaze`, *optional*): for mode `"saccade"`; overrides the object's.
             introspect (`"auto"`, `"on"`, `"off"` or `int`, *optional*): as in [`prepare`]; overrides the object's.
+            looks (`Looks`, *optional*): as in [`attach`]; overrides the object's.
             details (`bool`, *optional*, defaults to `False`): keep the layer's texture and the pull of each word.
             encoded (`Encodings` or `EncodingCache`, *optional*): what earlier questions about the same pictures
                 encoded; see [`~ARRCOCQwen.look`]. A cache finds the pictures by their content.
             streamer (`BaseStreamer`, *optional*): receives the answer token by token.
             max_new_tokens, do_sample, generation: as in `generate`; one answer, greedy by default.
         """
-        mode, settings = self._choose_settings(budget, mode, gaze, introspect, details, encoded)
+        mode, settings = self._choose_settings(budget, mode, gaze, introspect, details, encoded, looks)
         options = {**_generation_options(max_new_tokens, do_sample, generation), "streamer": streamer}
         inputs, settings = self._make_prompt([make_messages(pictures, question)], settings)
-        [answer] = self._generate(inputs, mode, settings, options)
+        [answer] = self._generate(inputs, _settled(mode, settings), settings, options)
         return answer
 
     @overload
@@ -356,6 +366,7 @@ class ARRCOCQwen(nn.Module):
         mode: AnswerMode | None = None,
         gaze: Gaze | None = None,
         introspect: Introspect | None = None,
+        looks: Looks | None = None,
         details: bool = False,
         return_exceptions: bool = False,
         max_new_tokens: int = 128,
@@ -382,7 +393,8 @@ class ARRCOCQwen(nn.Module):
                 question without a picture; or lists of messages, which contain their question. A generator or a
                 `DataLoader` will do.
             batch_size (`int`, *optional*, defaults to 8): questions in a batch.
-            budget, mode, gaze, introspect, details: as in [`~ARRCOCQwen.answer`].
+            budget, mode, gaze, introspect, looks, details: as in [`~ARRCOCQwen.answer`]. In mode `"auto"`, a batch is
+                read in the mode that fits its largest picture.
             return_exceptions (`bool`, *optional*, defaults to `False`): give the exception in place of the answer if a
                 question cannot be asked, as when its picture is damaged or `on_error` raises, and go on; otherwise it
                 is raised after the answers before it.
@@ -412,14 +424,14 @@ class ARRCOCQwen(nn.Module):
             raise ValueError(f"`batch_size` must be a whole number of at least 1, got {batch_size!r}")
         if generation.get("streamer") is not None:
             raise ValueError("a streamer follows one answer; use `answer`")
-        mode, settings = self._choose_settings(budget, mode, gaze, introspect, details)
+        mode, settings = self._choose_settings(budget, mode, gaze, introspect, details, looks=looks)
         options = _generation_options(max_new_tokens, do_sample, generation)
 
         def make_prompt(conversations: Sequence[list[dict[str, Any]]]) -> tuple[dict[str, Any], Settings]:
             return self._make_prompt(conversations, settings)
 
         def generate(inputs: dict[str, Any], settings: Settings) -> list[Answer]:
-            return self._generate(inputs, mode, settings, options)
+            return self._generate(inputs, _settled(mode, settings), settings, options)
 
         answers = answer_batches(questions, batch_size, make_prompt, generate)
         return answers if return_exceptions else raise_exceptions(answers)
@@ -477,6 +489,7 @@ class ARRCOCQwen(nn.Module):
         """
         mode, settings = self._choose_settings(budget, mode, gaze, introspect, details)
         inputs, settings = self._make_prompt([make_messages(pictures, question)], settings)
+        mode = _settled(mode, settings)
         return self._make_answer(self._open_session(mode, settings).inspect(inputs, Stopwatch(self.device)), mode, "")
 
     def _choose_settings(
@@ -487,6 +500,7 @@ class ARRCOCQwen(nn.Module):
         introspect: Introspect | None,
         details: bool,
         encoded: Encodings | EncodingCache | None = None,
+        looks: Looks | None = None,
     ) -> tuple[AnswerMode, Settings]:
         """The mode and the settings of a call: what it names, otherwise the object's."""
         defaults = self._calls.session.settings
@@ -497,7 +511,8 @@ class ARRCOCQwen(nn.Module):
             defaults,
             mode="prune" if mode == "full" else mode,
             budget=defaults.budget if budget is None else budget,
-            gaze=gaze or (defaults.gaze if mode == "saccade" else None),
+            gaze=gaze or (defaults.gaze if mode in ("auto", "saccade") else None),
+            looks=(looks or defaults.looks) if mode in ("auto", "prune", "saccade") else looks,
             introspect=None if mode == "full" else defaults.introspect if introspect is None else introspect,
             details=details,
             encoded=encoded,
@@ -508,6 +523,7 @@ class ARRCOCQwen(nn.Module):
         self, conversations: Sequence[list[dict[str, Any]]], settings: Settings
     ) -> tuple[dict[str, Any], Settings]:
         """The model's inputs for a batch, and the settings, which hold the original pictures in mode `saccade`."""
+        settings = self._settle(conversations, settings)
         native = settings.mode == "saccade"
         for messages in conversations:
             check_messages(messages, self.processor, still=native)
@@ -520,6 +536,24 @@ class ARRCOCQwen(nn.Module):
         if encoded is not None and not native and family.present(inputs):
             inputs = share_pixels(family, inputs, encoded)
         return inputs, settings
+
+    def _settle(self, conversations: Sequence[Sequence[Message]], settings: Settings) -> Settings:
+        """In mode `auto`, the settings of the mode that fits the largest picture."""
+        if settings.mode != "auto":
+            return settings
+        parts = [part for messages in conversations for message in messages for part in message["content"]]
+        return settle(settings, self.fit_mode("auto", parts), settings.looks or Looks())
+
+    def fit_mode(self, mode: str, parts: Sequence[Message]) -> str:
+        """The mode that fits the largest of opened pictures, parts of messages, if it is `"auto"`."""
+        if mode != "auto":
+            return mode
+        family = self._calls.session.family
+        sizes = [part["image"].size for part in parts if part.get("type") == "image"]
+        gazing = can_gaze(family, self.selector)
+        cell = family.cut()["patch_size"] * family.cut()["merge_size"] if gazing else 1
+        cells = max((-(-width // cell) * -(-height // cell) for width, height in sizes), default=0)
+        return choose_mode(cells, not any(part.get("type") == "video" for part in parts), gazing)[0]
 
     def _open_session(self, mode: AnswerMode, settings: Settings) -> Session:
         selector = FullSelector() if mode == "full" else self.selector
@@ -537,6 +571,11 @@ class ARRCOCQwen(nn.Module):
     def _make_answer(self, run: Run, mode: AnswerMode, text: str) -> Answer:
         self._calls.count(run)
         return make_answer(run, mode, text, self.processor.tokenizer)
+
+
+def _settled(mode: AnswerMode, settings: Settings) -> AnswerMode:
+    """The mode of a call, of which the settings say what `auto` has become."""
+    return settings.mode if mode == "auto" else mode
 
 
 def _generation_options(max_new_tokens: int, do_sample: bool, generation: dict[str, Any]) -> dict[str, Any]:

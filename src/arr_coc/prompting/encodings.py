@@ -6,7 +6,7 @@ once. Every question still chooses its own tokens.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -73,6 +73,7 @@ class Encodings:
         self._pictures: dict[str, list[Tensor] | None] = {}
         self._gestalts: dict[Hashable, _Gestalts] = {}
         self._cells: dict[int, _Cells] = {}
+        self._attended: tuple[Hashable, list[Tensor]] = (None, [])
         self._source: tuple[object, ...] | None = None  # the model, and digests of the pictures, once they are known
 
     def __getstate__(self) -> dict[str, Any]:
@@ -124,7 +125,7 @@ class Encodings:
         replay: bool,
     ) -> Encoded:
         """The gestalts of all pictures, from a CUDA graph if `replay` allows it."""
-        key = tuple(plans)
+        key = tuple(plan.overview for plan in plans)
         if key not in self._gestalts:
             self.calls += 1
             self._gestalts[key] = _Gestalts(mipmaps, encode_gestalts(family, sources, plans, mipmaps, replay))
@@ -132,7 +133,7 @@ class Encodings:
 
     def mipmaps(self, plans: Sequence[GazePlan]) -> list[Mipmaps | None] | None:
         """What was measured of the pictures under these plans; None if nothing was yet."""
-        known = self._gestalts.get(tuple(plans))
+        known = self._gestalts.get(tuple(plan.overview for plan in plans))
         return None if known is None else known.mipmaps
 
     @torch.no_grad()
@@ -180,6 +181,18 @@ class Encodings:
         features, *deepstack = (torch.cat(level) for level in zip(*rows, strict=True))
         return Encoded(features, tuple(deepstack))
 
+    def attended(self, key: Hashable, ask: Callable[[], list[Tensor]]) -> tuple[list[Tensor], bool]:
+        """Where the model looks at each picture, and whether it was asked just now; kept for the last question.
+
+        Args:
+            key (`Hashable`): the prompt and the layers that are read.
+            ask (`Callable`): asks the model.
+        """
+        asks = self._attended[0] != key
+        if asks:
+            self._attended = key, ask()
+        return self._attended[1], asks
+
     @property
     def nbytes(self) -> int:
         """Bytes that features, pictures, keys and values take."""
@@ -189,7 +202,7 @@ class Encodings:
         tensors += [picture for pictures in self._pictures.values() for picture in pictures or ()]
         measured = [mipmaps for known in self._gestalts.values() for mipmaps in known.mipmaps if mipmaps is not None]
         tensors += [tensor for mipmaps in measured for tensor in mipmaps.tensors if tensor is not None]
-        tensors += self.pixels.values()
+        tensors += [*self.pixels.values(), *self._attended[1]]
         tensors += [store.rows for store in self._cells.values()]
         tensors += [tensor for known in encoded if known.reader is not None for tensor in known.reader.tensors]
         # views keep all of the memory that they show a part of

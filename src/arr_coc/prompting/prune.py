@@ -57,7 +57,16 @@ class Pruning(Shortening):
         # mode `weight` keeps all tokens and only scales them
         budget = 1.0 if self.settings.mode == "weight" else self.settings.budget
         spans = self.prompt.spans
-        self.budgets = share_budget(budget, [span.row for span in spans], [len(span.columns) for span in spans])
+        counts = [len(span.columns) for span in spans]
+        self.budgets = share_budget(budget, [span.row for span in spans], counts)
+        if self.settings.share < 1:
+            usual, share = self.selector.default_budget, self.settings.share
+            whole = [resolve_budget(usual if given is None else given, count)
+                     for given, count in zip(self.budgets, counts, strict=True)]  # fmt: skip
+            self.budgets = [
+                given if most is None else max(1, round(share * most))
+                for given, most in zip(self.budgets, whole, strict=True)
+            ]
 
     def _read_text(self) -> None:
         self.words = self._embed_question(self.inputs, self.prompt)
@@ -80,14 +89,16 @@ class Pruning(Shortening):
         """Ask the selector for one selection per picture; before it the model itself, if the selector wants that."""
         if self._asks_the_model():
             self.asked_layers = layers_to_read(self.family, self.introspect)
-            self.attended = introspect(
-                self.family, self.inputs, self.prompt, self.positions, self.encoded, self.settings.chat,
-                self.asked_layers,
-            )  # fmt: skip
+            self.attended = self._ask(self._introspect)
         queries = self._queries()
         self.selector.check(queries)
         self.selections = self._select(queries)
         self.chosen = check_selections(self.prompt.spans, self.selections)
+
+    def _introspect(self) -> list[Tensor]:
+        return introspect(
+            self.family, self.inputs, self.prompt, self.positions, self.encoded, self.settings.chat, self.asked_layers
+        )
 
     def _asks_the_model(self) -> bool:
         """Whether the model is asked where it looks: if it is wanted, and some tokens have to go."""
@@ -163,7 +174,7 @@ class Pruning(Shortening):
         return super().keep_all()._replace(glanced=self._count_glanced(), glanced_layers=self.count_asked_layers())
 
     def _count_glanced(self) -> list[int] | None:
-        if not self.attended:
+        if not self.attended or self.known:
             return None
         return [cell_count(pooled_grid(span.grid)) for span in self.prompt.spans]
 

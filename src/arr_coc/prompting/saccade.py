@@ -74,7 +74,10 @@ class Saccading(Shortening):
             self.shared.check([("image", grid) for grid in self.grids])
         rows = [span.row for span in self.prompt.spans]
         budgets = share_budget(self.settings.budget, rows, list(map(cell_count, self.grids)))
-        self.plans = [plan_gaze(grid, budget, self.gaze) for grid, budget in zip(self.grids, budgets, strict=True)]
+        self.plans = [
+            plan_gaze(grid, budget, self.gaze).part(self.settings.share)
+            for grid, budget in zip(self.grids, budgets, strict=True)
+        ]
         known = None if self.shared is None else self.shared.mipmaps(self.plans)
         if known is None:
             known = [_measure(source, plan) for source, plan in zip(self.sources, self.plans, strict=True)]
@@ -104,7 +107,8 @@ class Saccading(Shortening):
         """Ask the selector for windows of each picture, and list their cells."""
         self.gestalts = make_gestalts(self.encoded, self.plans, self.grids, self.words, self.gaze, self.compressor)
         if self._asks_the_model():
-            self._introspect()
+            self.asked_layers = layers_to_read(self.family, self.introspect)
+            self.attended = self._ask(self._introspect, *(plan.overview for plan in self.plans))
         attended: Sequence[Tensor | None] = self.attended or [None] * len(self.plans)
         queries = [
             VisualQuery(gestalt.tokens, plan.gestalt, words.to(gestalt.tokens), plan.windows, mipmaps,
@@ -130,20 +134,21 @@ class Saccading(Shortening):
         kept = [plan.tokens if plan.drop and plan.saccades else plan.saccades for plan in self.plans]
         return self.introspect != "auto" or is_tight(self.selector, kept, self.grids)
 
-    def _introspect(self) -> None:
+    def _introspect(self) -> list[Tensor]:
         """Let the model read the gestalts; what it reads before the question need not be read again, in one row."""
-        self.asked_layers, gestalts = layers_to_read(self.family, self.introspect), self.gestalts
+        gestalts = self.gestalts
         alone = self.reads_on and len(gestalts) == 1
         beginning = self._find_beginning(len(gestalts[0].places)) if alone else None
         deepest = len(self.family.inner.language_model.layers) - 1
         cache = open_cache(self.family) if beginning is not None and self.asked_layers[-1] == deepest else None
-        self.attended, read = introspect_gestalts(
+        attended, read = introspect_gestalts(
             self.family, self.inputs, self.gaze_prompt, self.positions, self.encoded, gestalts, self.plans, self.grids,
             self.settings.chat, self.asked_layers, cache,
         )  # fmt: skip
         if cache is not None and beginning is not None:
             seen = Encoded(gestalts[0].levels[0], tuple(gestalts[0].levels[1:]))
             self.begun = Prefix.of(self.family, cache, replace(read, beginning=beginning), {"image": seen})
+        return attended
 
     def encode_chosen(self) -> None:
         """Encode the chosen cells at full resolution."""
@@ -208,7 +213,7 @@ class Saccading(Shortening):
         return super().keep_all()._replace(glanced=self._count_glanced(), glanced_layers=self.count_asked_layers())
 
     def _count_glanced(self) -> list[int] | None:
-        return [len(gestalt.places) for gestalt in self.gestalts] if self.attended else None
+        return [len(gestalt.places) for gestalt in self.gestalts] if self.attended and not self.known else None
 
     def _find_beginning(self, gestalt: int) -> Beginning | None:
         """What the prompt of the next question about the same pictures will begin with; None if that is not known."""
@@ -216,7 +221,8 @@ class Saccading(Shortening):
         if len(prompt.ids) > 1 or not gestalt or self.plans[0].drop or self.gaze.compress == "merge":
             return None  # the question decides what stays of the gestalt
         text = prompt.ids[0, : span.columns[0]][prompt.mask[0, : span.columns[0]]]
-        return Beginning(tuple(text.tolist()), gestalt, (self.plans[0], self.gaze), self.encoded.features)
+        read = (self.plans[0].overview, self.gaze)
+        return Beginning(tuple(text.tolist()), gestalt, read, self.encoded.features)
 
 
 class _Saccades(NamedTuple):

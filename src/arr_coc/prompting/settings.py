@@ -10,12 +10,13 @@ from PIL import Image
 from torch import Tensor
 
 from arr_coc.config import Introspect, PromptBudget, check_introspect, check_prompt_budget
+from arr_coc.gaze.loop import Looks
 from arr_coc.gaze.plan import Gaze
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.picture_cache import EncodingCache
 from arr_coc.prompting.question import ChatTokens
 
-Mode = Literal["prune", "weight", "saccade"]
+Mode = Literal["auto", "prune", "weight", "saccade"]
 OnError = Literal["full", "raise"] | Callable[[Exception], object]
 
 
@@ -28,6 +29,8 @@ class Settings:
         graphs (`bool`, *optional*, defaults to `True`): on CUDA, replay passes of the language model, and in mode
             `saccade` of the encoder, as graphs: equal up to rounding.
         introspect (`"auto"`, `"on"`, `"off"` or `int`, *optional*): by default the selector's own.
+        looks (`Looks`, *optional*): look again until an answer is sure; by default one look, in mode `auto` two.
+        share (`float`, *optional*, defaults to 1.0): of the budget, in saccades of the cells, that this look reads.
     """
 
     mode: Mode = "prune"
@@ -43,16 +46,20 @@ class Settings:
     full_logits: bool = False
     graphs: bool = True
     introspect: Introspect | None = None
+    looks: Looks | None = None
+    share: float = 1.0
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
             raise ValueError(f"`mode` must be one of {', '.join(get_args(Mode))}, got {self.mode!r}")
-        if self.mode != "saccade" and (self.images is not None or self.gaze is not None):
+        if self.mode not in ("auto", "saccade") and (self.images is not None or self.gaze is not None):
             raise ValueError(f"`images` and `gaze` belong to mode 'saccade', got mode {self.mode!r}; drop them")
         if self.on_error not in ("full", "raise") and not callable(self.on_error):
             raise ValueError(f"`on_error` must be 'full' or 'raise', got {self.on_error!r}; or give a function")
         if isinstance(self.query_layers, bool) or not isinstance(self.query_layers, int) or self.query_layers < 0:
             raise ValueError(f"`query_layers` must be a whole number of at least 0, got {self.query_layers!r}")
+        if self.mode == "weight" and self.looks is not None:
+            raise ValueError("mode 'weight' reads all tokens in one look; drop `looks`, or use 'auto'")
         if self.budget is not None:
             check_prompt_budget(self.budget)
         if self.introspect is not None:

@@ -7,7 +7,7 @@ calls `keep_all` instead of the last two steps, or raises.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,6 +104,7 @@ class Shortening(ABC):
         self.shared = settings.encoded if isinstance(settings.encoded, Encodings) else None
         self.question: list[Tensor] = []  # token ids [Q] of each row's question
         self.asked_layers: list[int] = []  # whose attention was read, if the model was asked where it looks
+        self.known = False  # whether an earlier call about the same question had asked it
 
     @abstractmethod
     def read(self) -> None:
@@ -134,7 +135,16 @@ class Shortening(ABC):
 
     def count_asked_layers(self) -> int | None:
         """In how many layers the model read what it was asked about; None if it was not asked."""
-        return 1 + self.asked_layers[-1] if self.asked_layers else None
+        return 1 + self.asked_layers[-1] if self.asked_layers and not self.known else None
+
+    def _ask(self, ask: Callable[[], list[Tensor]], *details: Hashable) -> list[Tensor]:
+        """Ask the model where it looks, unless it has said so for the same prompt and details in an earlier look."""
+        if self.shared is None:
+            return ask()
+        ids = self.prompt.ids
+        found, asked = self.shared.attended((ids.tobytes(), ids.shape, tuple(self.asked_layers), details), ask)
+        self.known = not asked
+        return found
 
     def count_encoded(self) -> list[int]:
         """For each picture, the tokens that `encode` has made of it."""

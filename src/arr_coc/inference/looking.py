@@ -1,0 +1,196 @@
+"""Look, read, and if the answer is not sure look again, with more to read each time.
+
+Each look is a call of a session of its own. What was encoded, measured and asked for one look serves the next, and in
+mode `saccade` the language model does not read text and gestalt again. The cells of all looks are read in their order
+on the page: a look that only adds cells behind those of the one before would save reading these again, and loses one
+answer in ten on pages (`docs/looks.md`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from arr_coc.config import PromptBudget
+from arr_coc.families.family import Family, Inputs
+from arr_coc.gaze.loop import LAST_OF_LARGE, LAST_OF_SMALL, Look, Looks, least_log_probability, list_shares, sureness
+from arr_coc.inference.run import Run
+from arr_coc.prompting.cache import Role
+from arr_coc.prompting.encodings import Encodings
+from arr_coc.prompting.prefix import Prefix
+from arr_coc.prompting.settings import Settings
+from arr_coc.runtime.stopwatch import Stopwatch
+from arr_coc.selectors.contract import Selector, TokenSelector
+
+if TYPE_CHECKING:
+    from arr_coc.inference.session import Session
+
+# Ways to generate in which the likeliest token is not the one that is read on with.
+_OTHER_WAYS = {"num_beams": (None, 1), "num_return_sequences": (None, 1), "assistant_model": (None,),
+               "prompt_lookup_num_tokens": (None,), "custom_generate": (None,), "penalty_alpha": (None, 0),
+               "return_dict_in_generate": (None, False), "past_key_values": (None,)}  # fmt: skip
+
+
+def can_look_again(family: Family, arguments: Inputs) -> bool:
+    """Whether a call of `generate` tells how sure its answer is, and can be made anew."""
+    return all(family.option(arguments, name) in allowed for name, allowed in _OTHER_WAYS.items())
+
+
+def can_gaze(family: Family, selector: Selector) -> bool:
+    """Whether a model and a selector can choose before the whole picture is encoded."""
+    try:
+        family.cut()
+    except ValueError:
+        return False
+    return isinstance(selector, TokenSelector) and selector.can_saccade
+
+
+def settle(settings: Settings, mode: str, looks: Looks | None) -> Settings:
+    """Settings of mode `auto` for the mode that was chosen, `"full"` among them."""
+    if mode == "full":
+        return replace(settings, mode="prune", budget=1.0, gaze=None, looks=None)
+    gaze = settings.gaze if mode == "saccade" else None
+    return replace(settings, mode=mode, gaze=gaze, looks=looks)  # type: ignore[arg-type]
+
+
+def look_until_sure(session: Session, arguments: Inputs, watch: Stopwatch) -> Run:
+    """Generate from looks at the pictures, one after the other, until the answer is sure.
+
+    Args:
+        session (`Session`): with the settings of the last look.
+        arguments (`Mapping`): of `generate`.
+        watch (`Stopwatch`): times the stages of all looks together.
+    """
+    settings, family = session.settings, session.family
+    looks = settings.looks or Looks()
+    settings = replace(settings, looks=None, budget=_last_budget(settings), encoded=_share_encodings(settings))
+    if not can_look_again(family, arguments):
+        return session.with_settings(settings).generate(arguments, watch)
+    shares = list_shares(looks.rounds)
+    streamer = arguments.get("streamer")
+    answers: list[Any] = [None] * len(arguments["input_ids"])
+    made: list[list[Look]] = [[] for _ in answers]
+    spent = {"prefill": 0.0, "decode": 0.0}  # which a session measures for its own call alone
+    while True:
+        share, last = shares.pop(0), not shares
+        meter = _Meter(family, arguments, least_log_probability(looks.sure))
+        given = {**arguments, "logits_processor": [*(arguments.get("logits_processor") or ()), meter]}
+        held = None if last or streamer is None else _Held(streamer)
+        if held is not None:
+            given["streamer"] = held
+        if not last:
+            given["stopping_criteria"] = [*(arguments.get("stopping_criteria") or ()), meter.is_unsure]
+        run = session.with_settings(replace(settings, share=share)).generate(given, watch)
+        spent = {name: total + watch.milliseconds.get(name, 0.0) for name, total in spent.items()}
+        generated: Any = run.generated
+        sure = [sureness(value) for value in meter.total.tolist()]
+        known = _count_known(run)
+        for row, part in enumerate(run.split(len(answers))):
+            read = part.used + sum(part.glanced_counts) - known
+            made[row].append(Look(read, part.used, round(sure[row], 4)))
+        for row, value in enumerate(sure):
+            if answers[row] is None and (last or value >= looks.sure):
+                answers[row] = generated[row]
+        if all(answer is not None for answer in answers):
+            break
+        if run.used >= run.full or run.failure is not None:
+            shares = [1.0]  # there is nothing more to see: the answer that was broken off is finished
+    if held is not None:
+        held.release()
+    if watch.on:
+        watch.milliseconds |= spent
+    return _finish(run, made, answers, arguments, family)
+
+
+def _last_budget(settings: Settings) -> PromptBudget:
+    """What the last look may read: the budget of the call, or the usual one of its mode."""
+    if settings.budget is None or settings.budget == "auto":
+        return LAST_OF_LARGE if settings.mode == "saccade" else LAST_OF_SMALL
+    return settings.budget
+
+
+def _share_encodings(settings: Settings) -> Any:
+    """Where looks leave for each other what was encoded, and in mode `saccade` what was read of text and gestalt."""
+    if settings.encoded is not None:
+        return settings.encoded
+    encoded = Encodings()
+    if settings.mode == "saccade":
+        encoded.prefix = Prefix()
+    return encoded
+
+
+def _count_known(run: Run) -> int:
+    """Visual tokens, of one row, that the language model had read in an earlier look."""
+    if not run.reused or run.holding is None:
+        return 0
+    return int((run.holding.roles[:, : run.reused] >= Role.GESTALT).sum())
+
+
+def _finish(run: Run, made: list[list[Look]], answers: list[Any], arguments: Inputs, family: Family) -> Run:
+    """The record of the last look, with the answer of each row from the look after which it was sure."""
+    prompt: Tensor = arguments["input_ids"]
+    longest = max(len(answer) for answer in answers)
+    generated = prompt.new_full((len(answers), longest), family.pad_id())
+    for row, answer in enumerate(answers):
+        generated[row, : len(answer)] = answer
+    run.generated, run.result = generated, torch.cat([prompt, generated], dim=1)
+    run.looks = made
+    return run
+
+
+class _Meter:
+    """Adds up the log-probability of each row's likeliest tokens while an answer is generated.
+
+    Args:
+        family (`Family`): the opened model.
+        arguments (`Mapping`): of `generate`.
+        least (`float`): below it a row is not sure enough.
+    """
+
+    def __init__(self, family: Family, arguments: Inputs, least: float) -> None:
+        ids: Tensor = arguments["input_ids"]
+        ends = family.option(arguments, "eos_token_id")
+        self._ends = torch.tensor([] if ends is None else ends, device=ids.device).flatten()
+        self._least, self._going = least, torch.ones(len(ids), dtype=torch.bool, device=ids.device)
+        self.total = torch.zeros(len(ids), device=ids.device)  # [B]
+        self._begun = False
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """As a logits processor, which changes nothing."""
+        if self._begun:
+            self._going &= ~torch.isin(input_ids[:, -1], self._ends)
+        self._begun = True
+        likeliest = scores.float().log_softmax(dim=-1).amax(dim=-1)  # [B, V] -> [B]
+        self.total += torch.where(self._going, likeliest, 0.0)
+        return scores
+
+    def is_unsure(self, input_ids: Tensor, scores: Any, **options: Any) -> Tensor:
+        """As a stopping criterion: what comes after a token makes an answer no surer."""
+        return self.total < self._least
+
+
+class _Held:
+    """A streamer that waits until its answer is known to stay.
+
+    Args:
+        streamer (`BaseStreamer`): the caller's.
+    """
+
+    def __init__(self, streamer: Any) -> None:
+        self.streamer, self._values = streamer, list[Tensor]()
+
+    def put(self, value: Tensor) -> None:
+        """Keep tokens."""
+        self._values.append(value)
+
+    def end(self) -> None:
+        """Nothing yet."""
+
+    def release(self) -> None:
+        """Pass everything on."""
+        for value in self._values:
+            self.streamer.put(value)
+        self.streamer.end()

@@ -1,0 +1,394 @@
+"""Look, read, and look again: how much is read, when it stops, and that the last look is an ordinary one."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from simple_selector import GREEDY, ByScore
+from tiny_directory import photo, write_checkpoint
+from tiny_models import CLIP, FAMILIES, IMAGE_PROMPT, QWEN, SMALL, TEXT, TWO_IMAGES, inputs_for, tiny_model
+
+from arr_coc import ARRCOCConfig, ARRCOCLayer, ARRCOCQwen, Look, Looks, attach, create_selector, prepare
+from arr_coc.families.family import open_family
+from arr_coc.gaze.loop import LARGE, WHOLE, choose_mode, list_shares
+from arr_coc.gaze.plan import Gaze, plan_gaze
+from arr_coc.inference.session import Session
+from arr_coc.prompting.encodings import Encodings
+from arr_coc.prompting.settings import Settings
+
+LARGE_PICTURE = [("text", 4), ("image", (1, 24, 40)), ("text", 6)]  # 12 x 20 cells
+NEVER, AT_ONCE = Looks(rounds=3, sure=1.0), Looks(rounds=3, sure=1e-30)
+ALL = {"looks": NEVER, "budget": 1.0}  # the last look reads everything
+SHORT = {**GREEDY, "max_new_tokens": 4, "min_new_tokens": 4}
+
+
+@pytest.fixture(scope="module", params=FAMILIES, name="opened")
+def open_any(request):
+    return request.param, tiny_model(request.param)
+
+
+@pytest.fixture(scope="module", name="model")
+def open_one():
+    return tiny_model("qwen3_vl")
+
+
+def run(model, data, selector=None, options=SHORT, **settings):
+    session = Session(open_family(model), selector or ByScore(), Settings(on_error="raise", **settings))
+    with torch.no_grad():
+        return session.generate({**data, **options})
+
+
+def count_passes(model, monkeypatch):
+    """The number of tokens of each pass of the language model."""
+    language, counts = open_family(model).inner.language_model, []
+    forward = type(language).forward
+
+    def count(self, *args, **kwargs):
+        embeds = kwargs["inputs_embeds"] if kwargs.get("inputs_embeds") is not None else kwargs["input_ids"]
+        counts.append(embeds.shape[1])
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(language), "forward", count)
+    return counts
+
+
+# how much, and when it stops
+
+
+def test_each_look_reads_four_times_as_much():
+    assert list_shares(1) == [1.0]
+    assert list_shares(4) == [1 / 64, 1 / 16, 1 / 4, 1.0]
+
+
+def test_an_answer_that_is_sure_is_read_in_one_look(opened):
+    family, model = opened
+    data = inputs_for(family, *[IMAGE_PROMPT], seed=3)
+    looked = run(model, data, looks=AT_ONCE, budget=1.0)
+    few = round(looked.full / 16)
+    assert [len(looks) for looks in looked.looks] == [1]
+    assert looked.looks[0][0].tokens == looked.used == max(1, few)
+    alone = run(model, data, budget=max(1, few))
+    assert torch.equal(looked.result, alone.result)
+    assert looked.kept[0][1].tolist() == alone.kept[0][1].tolist()
+
+
+def test_an_answer_that_is_never_sure_ends_in_the_plain_model(opened):
+    family, model = opened
+    data = inputs_for(family, *[IMAGE_PROMPT], seed=3)
+    looked = run(model, data, **ALL)
+    with torch.no_grad():
+        plain = model.generate(**data, **SHORT)
+    assert torch.equal(looked.result, plain)
+    tokens = [look.tokens for look in looked.looks[0]]
+    assert tokens == [max(1, round(share * looked.full)) for share in list_shares(3)]
+    assert looked.used == looked.full
+
+
+@pytest.mark.parametrize("budget", [6, 0.5, {"total": 6}])
+def test_the_last_look_reads_the_budget(model, budget):
+    data = inputs_for("qwen3_vl", IMAGE_PROMPT, seed=3)
+    looked, alone = run(model, data, looks=NEVER, budget=budget), run(model, data, budget=budget)
+    assert torch.equal(looked.result, alone.result)
+    assert [look.seen for look in looked.looks[0]][-1] == alone.used
+
+
+def test_sureness_is_the_probability_of_the_answer(model):
+    data = inputs_for("qwen3_vl", IMAGE_PROMPT, seed=3)
+    looked = run(model, data, looks=Looks(rounds=1), budget=1.0)
+    options = {**SHORT, "return_dict_in_generate": True, "output_scores": True}
+    with torch.no_grad():
+        scores = model.generate(**data, **options).scores
+    expected = math.exp(sum(float(step.float().log_softmax(-1).amax()) for step in scores))
+    assert looked.looks[0][0].sure == pytest.approx(expected, abs=1e-4)
+
+
+def test_what_comes_after_the_end_does_not_count(model):
+    data = inputs_for("qwen3_vl", IMAGE_PROMPT, SMALL, seed=3)
+    with torch.no_grad():
+        first = model.generate(**data, **SHORT)[:, data["input_ids"].shape[1]]
+    # the first row ends at once, the other goes on
+    options = {**GREEDY, "min_new_tokens": 0, "eos_token_id": int(first[0]), "pad_token_id": 0}
+    together = run(model, data, looks=Looks(rounds=1), budget=1.0, options=options)
+    alone = run(model, inputs_for("qwen3_vl", IMAGE_PROMPT, seed=3), looks=Looks(rounds=1), budget=1.0, options=options)
+    if int(first[0]) != int(first[1]):
+        assert together.generated.shape[1] > 1
+    assert together.looks[0][0].sure == pytest.approx(alone.looks[0][0].sure, abs=2e-4)
+
+
+def test_an_unsure_answer_is_broken_off(model, monkeypatch):
+    data = inputs_for("qwen3_vl", IMAGE_PROMPT, seed=3)
+    counts = count_passes(model, monkeypatch)
+    looked = run(model, data, **ALL)
+    looks = looked.looks[0]
+    # one pass over the prompt for each look; only the last answers in four tokens
+    assert len(counts) == len(looks) + 3
+    assert counts[:3] == [look.tokens + len(data["input_ids"][0]) - looked.full for look in looks]
+
+
+def test_a_look_that_saw_everything_is_finished(model):
+    data = inputs_for("qwen3_vl", IMAGE_PROMPT, seed=3)
+    looked = run(model, data, selector=create_selector("full"), **ALL)
+    assert len(looked.looks[0]) == 2  # the first was broken off before it was known that it saw everything
+    with torch.no_grad():
+        assert torch.equal(looked.result, model.generate(**data, **SHORT))
+
+
+# what looks share
+
+
+@pytest.mark.parametrize("family", QWEN)
+def test_the_picture_is_encoded_once(family):
+    model = tiny_model(family)
+    calls = []
+    model.model.visual.register_forward_hook(lambda *args: calls.append(1))
+    looked = run(model, inputs_for(family, IMAGE_PROMPT, seed=3), **ALL)
+    assert len(looked.looks[0]) == 3
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("family", QWEN)
+def test_saccades_go_on_from_the_gestalt(family, monkeypatch):
+    model = tiny_model(family)
+    layer = ARRCOCLayer(ARRCOCConfig.for_model(model)).eval()
+    data = inputs_for(family, LARGE_PICTURE, seed=3)
+    settings = {"mode": "saccade", "budget": 80, "gaze": Gaze(gestalt=15)}
+    plan = plan_gaze((1, 12, 20), 80, Gaze(gestalt=15))
+    assert not plan.drop
+    counts = count_passes(model, monkeypatch)
+    looked = run(model, data, layer, looks=NEVER, **settings)
+    first, second, last = looked.looks[0]
+    gestalt = plan.gestalt[1] * plan.gestalt[2]
+    assert first.tokens == first.seen == gestalt + round(plan.saccades / 16)
+    assert (second.tokens, second.seen) == (round(plan.saccades / 4), gestalt + round(plan.saccades / 4))
+    assert (last.tokens, last.seen) == (plan.saccades, 80)
+    after = len(data["input_ids"][0]) - 240 - 5  # text behind the picture
+    assert counts[1:3] == [second.tokens + after, last.tokens + after]
+    shared = Encodings()  # cells see those that are encoded with them, so these are encoded in the same steps
+    alone = [run(model, data, layer, encoded=shared, share=share, **settings) for share in list_shares(3)][-1]
+    assert torch.equal(looked.result, alone.result)
+    assert looked.kept[0][1].tolist() == alone.kept[0][1].tolist()
+
+
+def test_a_plan_of_a_part_has_the_same_gestalt():
+    plan = plan_gaze((1, 64, 64), 1024, Gaze())
+    part = plan.part(0.25)
+    assert part.overview == plan.overview
+    assert (part.saccades, part.tokens) == (192, 448)
+    assert plan.part(1.0) is plan
+    assert plan.overview != plan_gaze((1, 64, 64), 64, Gaze()).overview
+
+
+@pytest.mark.parametrize("mode", ["prune", "saccade"])
+def test_the_model_is_asked_once_where_it_looks(model, mode):
+    layer = ARRCOCLayer(ARRCOCConfig.for_model(model)).eval()
+    data = inputs_for("qwen3_vl", LARGE_PICTURE, seed=3)
+    options = {"mode": mode, "introspect": "on", "budget": 80}
+    if mode == "saccade":
+        options["gaze"] = Gaze(gestalt=15)
+    looked = run(model, data, layer, looks=NEVER, **options)
+    shared = Encodings()
+    alone = [run(model, data, layer, encoded=shared, share=share, **options) for share in list_shares(3)][-1]
+    glanced = 15 if mode == "prune" else 0  # a gestalt that was read to choose is not read again
+    first, second, _ = looked.looks[0]
+    assert first.tokens == first.seen + glanced
+    assert second.tokens == second.seen - (15 if mode == "saccade" else 0)
+    assert torch.equal(looked.result, alone.result)
+
+
+def test_another_question_is_asked_anew(model):
+    layer = ARRCOCLayer(ARRCOCConfig.for_model(model)).eval()
+    data = inputs_for("qwen3_vl", LARGE_PICTURE, seed=3)
+    other = {**data, "input_ids": data["input_ids"].clone()}
+    other["input_ids"][0, -3] += 1
+    shared = Encodings()
+    settings = {"introspect": "on", "budget": 10}
+    first, second, again = (run(model, each, layer, encoded=shared, **settings) for each in (data, other, other))
+    assert sum(first.glanced_counts) == sum(second.glanced_counts) == 15
+    assert sum(again.glanced_counts) == 0
+    assert torch.equal(second.result, again.result)
+    assert torch.equal(second.result, run(model, other, layer, **settings).result)
+
+
+# batches, streams, options
+
+
+def test_rows_keep_the_answer_they_were_sure_of(model):
+    data = inputs_for("qwen3_vl", IMAGE_PROMPT, SMALL, seed=3)
+    # not known of answers that were broken off: each share by itself
+    whole = [run(model, data, looks=Looks(rounds=1), budget=share).looks for share in (1 / 16, 1.0)]
+    sure = [looks[0].sure for looks in whole[0]]
+    between = math.sqrt(sure[0] * sure[1])
+    looked = run(model, data, looks=Looks(rounds=3, sure=between), budget=1.0)
+    early = max(range(2), key=sure.__getitem__)
+    small = run(model, data, budget=1 / 16)
+    assert torch.equal(looked.generated[early], small.generated[early])
+    assert len(looked.looks[0]) == len(looked.looks[1]) > 1
+    assert looked.split(2)[early].looks == [looked.looks[early]]
+
+
+def test_several_pictures_and_rows_without_one(model):
+    data = inputs_for("qwen3_vl", TWO_IMAGES, TEXT, seed=3)
+    looked = run(model, data, **ALL)
+    with torch.no_grad():
+        assert torch.equal(looked.result, model.generate(**data, **SHORT))
+    assert looked.looks[1][-1].tokens == 0
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 2}, {"num_return_sequences": 2, "do_sample": True}])
+def test_where_sureness_is_not_known_there_is_one_look(model, options):
+    data = inputs_for("qwen3_vl", IMAGE_PROMPT, seed=3)
+    given = {**SHORT, **options}
+    torch.manual_seed(0)
+    looked = run(model, data, options=given, **ALL)
+    torch.manual_seed(0)
+    alone = run(model, data, budget=1.0, options=given)
+    assert torch.equal(looked.result, alone.result)
+    assert looked.looks == []
+
+
+class Streamer:
+    def __init__(self):
+        self.tokens, self.ended = [], 0
+
+    def put(self, value):
+        self.tokens += value.flatten().tolist()
+
+    def end(self):
+        self.ended += 1
+
+
+@pytest.mark.parametrize("looks", [AT_ONCE, NEVER])
+def test_a_streamer_sees_the_answer_that_stays(model, looks):
+    data = inputs_for("qwen3_vl", IMAGE_PROMPT, seed=3)
+    streamer = Streamer()
+    looked = run(model, data, looks=looks, budget=1.0, options={**SHORT, "streamer": streamer})
+    assert streamer.tokens == looked.result.flatten().tolist()
+    assert streamer.ended == 1
+
+
+def test_functions_of_the_caller_are_called_in_every_look(model):
+    data, seen = inputs_for("qwen3_vl", IMAGE_PROMPT, seed=3), []
+
+    def watch(input_ids, scores):
+        seen.append(input_ids.shape[1])
+        return scores
+
+    run(model, data, options={**SHORT, "logits_processor": [watch]}, **ALL)
+    length = data["input_ids"].shape[1]
+    assert seen == [length, length, length, length + 1, length + 2, length + 3]
+
+
+# mode auto
+
+
+@pytest.mark.parametrize(
+    ("cells", "still", "can_gaze", "mode"),
+    [
+        (WHOLE, True, True, "full"),
+        (WHOLE + 1, True, True, "prune"),
+        (LARGE, True, True, "prune"),
+        (LARGE + 1, True, True, "saccade"),
+        (LARGE + 1, False, True, "prune"),
+        (LARGE + 1, True, False, "prune"),
+    ],
+)
+def test_the_mode_fits_the_picture(cells, still, can_gaze, mode):
+    assert choose_mode(cells, still, can_gaze)[0] == mode
+
+
+@pytest.mark.parametrize(("prompt", "mode"), [(IMAGE_PROMPT, "prune"), (LARGE_PICTURE, "saccade"), (CLIP, "prune")])
+def test_an_attached_model_chooses_by_the_grid(model, monkeypatch, prompt, mode):
+    monkeypatch.setattr("arr_coc.gaze.loop.LARGE", 100)
+    monkeypatch.setattr("arr_coc.gaze.loop.WHOLE", 4)
+    monkeypatch.setattr("arr_coc.inference.looking.LAST_OF_LARGE", 80)
+    layer = ARRCOCLayer(ARRCOCConfig.for_model(model)).eval()
+    data = inputs_for("qwen3_vl", prompt, seed=3)
+    looked = run(model, data, layer, mode="auto")
+    assert looked.mode == mode
+    assert looked.looks[0]
+    with torch.no_grad():
+        with attach(model, layer, mode="auto", on_error="raise"):
+            found = model.generate(**data, **SHORT)
+            model(**data)
+        assert torch.equal(found, looked.result)
+        assert prepare(model, data, layer, mode="auto").kept
+
+
+def test_a_small_picture_is_read_whole(model):
+    data = inputs_for("qwen3_vl", IMAGE_PROMPT, seed=3)
+    looked = run(model, data, mode="auto")
+    assert looked.used == looked.full <= WHOLE
+    assert looked.looks == []
+
+
+@pytest.fixture(scope="module", name="vlm")
+def open_vlm(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("base")
+    write_checkpoint(directory)
+    return ARRCOCQwen.from_pretrained(directory, "grid")
+
+
+def test_an_answer_says_how_it_came_about(vlm):
+    answer = vlm.answer(photo(160, 120), "what is it?", mode="auto", looks=NEVER, **SHORT)
+    assert [look.seen for look in answer.looks] == sorted(look.seen for look in answer.looks)
+    assert answer.tokens.used == sum(look.tokens for look in answer.looks)
+    assert answer.reason.startswith(f"{answer.sure:.2f} sure after 3 looks (")
+    assert isinstance(answer.looks[0], Look)
+    assert vlm.answer(photo(160, 120), "what is it?", **SHORT).looks == ()
+
+
+def test_answers_of_a_batch_are_those_of_one_by_one(vlm):
+    asked = [(photo(160, 120), "what is it?"), (photo(120, 160), "which colour?"), (None, "and now?")]
+    options = {"mode": "auto", "looks": NEVER, **SHORT}
+    together = [answer.text for answer in vlm.answer_many(asked, batch_size=3, **options)]
+    alone = [vlm.answer(*each, **options).text for each in asked[:2]]
+    assert together[:2] == alone
+
+
+def test_a_conversation_looks_again(vlm):
+    conversation = vlm.look(photo(160, 120), remember=False)
+    found = conversation.ask("what is it?", mode="auto", looks=NEVER, budget=1.0, **SHORT)
+    assert found.text == vlm.answer(photo(160, 120), "what is it?", mode="full", **SHORT).text
+    assert len(found.looks) == 3
+    assert conversation.encoder_calls == 1
+
+
+def test_an_object_looks_again_if_it_was_made_so(vlm):
+    again = ARRCOCQwen(vlm.model, vlm.processor, vlm.selector, looks=NEVER)
+    assert len(again.answer(photo(160, 120), "what is it?", **SHORT).looks) == 3
+
+
+# errors
+
+
+@pytest.mark.parametrize("wrong", [{"rounds": 0}, {"rounds": 2.0}, {"rounds": True}, {"sure": 0}, {"sure": 1.5}])
+def test_looks_are_checked(wrong):
+    with pytest.raises(ValueError, match=f"`{next(iter(wrong))}` must be .*, got"):
+        Looks(**wrong)
+
+
+def test_a_mode_that_reads_everything_takes_no_looks():
+    with pytest.raises(ValueError, match="mode 'weight' reads all tokens in one look"):
+        Settings(mode="weight", looks=Looks())
+
+
+def test_a_selection_that_fails_is_read_whole_and_finished(model):
+    class Failing(ByScore):
+        def select(self, queries, budget=None):
+            raise RuntimeError("no")
+
+    data = inputs_for("qwen3_vl", IMAGE_PROMPT, seed=3)
+    session = Session(open_family(model), Failing(), Settings(**ALL))
+    with torch.no_grad():
+        looked = session.generate({**data, **SHORT})
+        assert torch.equal(looked.result, model.generate(**data, **SHORT))
+    assert looked.failure == "no"
+
+
+def test_settings_of_a_session_stay_as_they_are(model):
+    session = Session(open_family(model), ByScore(), Settings(mode="auto", looks=NEVER, on_error="raise"))
+    before = replace(session.settings)
+    with torch.no_grad():
+        session.generate({**inputs_for("qwen3_vl", IMAGE_PROMPT, seed=3), **SHORT})
+    assert session.settings == before
