@@ -10,8 +10,8 @@ import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3VLConfig
 
-from arr_coc.inference.clips import Qwen3VLClips
 from arr_coc.inference.load import without_torchvision
+from arr_coc.inference.processors.clips import Qwen3VLClips
 
 HERE = Path(__file__).parent
 MARKERS = (

@@ -476,7 +476,10 @@ def test_ask_as_json_has_these_fields(pictures, checkpoint):
         (["missing.png", "what?"], "missing.png does not exist"),
         (["scene.png", " "], "the question is empty"),
         (["scene.png", "what?", "--budget", "0"], "`budget` must be at least 1 token"),
-        (["scene.png", "what?", "--mode", "best"], "`mode` must be one of full, prune, weight, saccade, got 'best'"),
+        (
+            ["scene.png", "what?", "--mode", "best"],
+            "`mode` must be one of auto, full, prune, weight, saccade, got 'best'",
+        ),
         (["scene.png", "what?", "--selector", "no/such"], "no/such is neither a directory nor a selector"),
         (["scene.png", "what?", "--overlay", "seen.jpg"], "should end in .png"),
         (["random.png", "what?"], "random.png is not a picture"),

@@ -128,7 +128,7 @@ def test_what_is_opened_is_what_was_named_and_a_selection_that_fails_ends_the_ru
         ({"budgets": 3}, "arr_coc has no argument budgets; it has pretrained, selector, budget, mode"),
         ({"budget": 1.5}, r"`budget` must be in \(0, 1\] as a ratio, got 1.5"),
         ({"budget": "some"}, "`budget` must be an int, a float in .* or 'auto', got 'some'"),
-        ({"mode": "glance"}, "`mode` must be one of full, prune, weight, saccade, got 'glance'"),
+        ({"mode": "glance"}, "`mode` must be one of auto, full, prune, weight, saccade, got 'glance'"),
         ({"selector": "oracle"}, "oracle must be told where to look"),
         ({"selector": "nothing"}, "no selector is named 'nothing'"),
         ({"pretrained": "nothing"}, "there is no directory 'nothing', and a Hub id has a slash"),

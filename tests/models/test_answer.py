@@ -258,7 +258,7 @@ def test_what_cannot_be_opened_is_said_in_one_line(directory, tmp_path):
         ({"base": directory, "selector": tmp_path / "narrow"}, "made for models of width 32, this one has 64"),
         ({"selector": tmp_path / "narrow"}, "does not name its base model; name it too, as `base` or with --model"),
         ({"base": directory, "dtype": "float13"}, "`dtype` must be 'auto' or one of torch's, .* got 'float13'"),
-        ({"base": directory, "mode": "best"}, "`mode` must be one of prune, weight, saccade, got 'best'"),
+        ({"base": directory, "mode": "best"}, "`mode` must be one of auto, prune, weight, saccade, got 'best'"),
     ]
     for kwargs, says in cases:
         with pytest.raises(ValueError, match=says) as caught:
@@ -275,7 +275,7 @@ def test_what_cannot_be_asked_is_said_in_one_line(vlm, picture):
         ((picture, "  "), {}, "the question is empty"),
         ((picture,), {}, "there is no question"),
         (("missing.jpg", "what?"), {}, "missing.jpg"),
-        ((picture, "what?"), {"mode": "best"}, "`mode` must be one of full, prune, weight, saccade, got 'best'"),
+        ((picture, "what?"), {"mode": "best"}, "`mode` must be one of auto, full, prune, weight, saccade, got 'best'"),
         ((picture, "what?"), {"budget": 0}, "`budget` must be at least 1 token"),
         (([3], "what?"), {}, "a picture must be a path, a PIL image or an array of bytes, got int"),
         ((np.zeros((4, 4)), "what?"), {}, r"an array must be \[H, W, 3\] of uint8, got \[4, 4\] of float64"),

@@ -186,7 +186,7 @@ def test_wrong_settings_raise_whatever_on_error_says(opened):
     before = state_of(model)
     for settings, says in (
         ({"budget": 0}, "at least 1 token"),
-        ({"mode": "crop"}, "`mode` must be one of prune, weight, saccade, got 'crop'"),
+        ({"mode": "crop"}, "`mode` must be one of auto, prune, weight, saccade, got 'crop'"),
         ({"on_error": "ignore"}, "'full' or 'raise', got 'ignore'"),
     ):
         with pytest.raises(ValueError, match=says):

@@ -222,7 +222,7 @@ def test_wrong_arguments_are_refused_before_anything_is_read(vlm):
 
     for options, message in (
         ({"batch_size": 0}, "`batch_size` must be a whole number of at least 1, got 0"),
-        ({"mode": "half"}, "`mode` must be one of full, prune, weight, saccade, got 'half'"),
+        ({"mode": "half"}, "`mode` must be one of auto, full, prune, weight, saccade, got 'half'"),
         ({"budget": 0}, "`budget`"),
         ({"num_return_sequences": 2}, "takes no num_return_sequences"),
         ({"streamer": object()}, "a streamer follows one answer; use `answer`"),

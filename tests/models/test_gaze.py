@@ -478,7 +478,7 @@ def test_wrong_calls_are_refused_in_one_line():
         gaze_at(model, inputs, create_selector("downsample"))
     with pytest.raises(ValueError, match="for clips use mode 'prune'"):
         gaze_at(model, inputs_for("qwen3_vl", [("text", 3), ("video", (3, 8, 8)), ("text", 5)]), grid)
-    with pytest.raises(ValueError, match="`mode` must be one of prune, weight, saccade"):
+    with pytest.raises(ValueError, match="`mode` must be one of auto, prune, weight, saccade"):
         prepare(model, inputs, grid, mode="gaze")
 
 
@@ -511,7 +511,7 @@ def test_an_answer_says_what_the_gaze_did():
     assert small.reason == "the budget covers all 64 tokens"
     assert len(small.kept[0][1]) == 64
     assert draw_gaze(picture, answer).size == picture.size
-    with pytest.raises(ValueError, match="`mode` must be one of full, prune, weight, saccade, got 'see'"):
+    with pytest.raises(ValueError, match="`mode` must be one of auto, full, prune, weight, saccade, got 'see'"):
         vlm.answer(picture, "what?", mode="see")
 
 

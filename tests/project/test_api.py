@@ -16,13 +16,16 @@ PUBLIC = {
     "ARRCOCLayer": "(config, text_detector)",
     "ARRCOCOutput": "(tokens, indices, mask, budgets, num_kept, expected_tokens, relevance, scores, weights, "
     "tensions, strategy, reason, texture, word_pull, voice)",
-    "ARRCOCQwen": "(model, processor, selector, *, mode, budget, query_layers, on_error, gaze, graphs, introspect)",
-    "Answer": "(text, outputs, kept, tokens, strategy, reason, timings_ms, words, budget, failure)",
+    "ARRCOCQwen": "(model, processor, selector, *, mode, budget, query_layers, on_error, gaze, graphs, introspect, "
+    "looks)",
+    "Answer": "(text, outputs, kept, tokens, strategy, reason, timings_ms, words, budget, failure, mode, looks)",
     "Attachment": "(model, selector, settings)",
     "ChatTokens": "(start, end, user, newline)",
     "EncodingCache": "(limit_bytes)",
     "Gaze": "(*, gestalt, overlap, fixation, order, compress)",
     "LanguageSelector": "()",
+    "Look": "(tokens, seen, sure)",
+    "Looks": "(*, rounds, sure)",
     "PictureSelector": "()",
     "Prepared": "(arguments, run, model)",
     "PreviousFrame": "(picture, relevance, age, fixations)",
@@ -31,7 +34,7 @@ PUBLIC = {
     "VisualQuery": "(tokens, grid, words, cells, picture, attention_reader, key_reader, deepstack, attended, details)",
     "__version__": "str",
     "attach": "(model, selector, *, mode, budget, query_layers, chat, processor, on_error, gaze, encoded, full_logits, "
-    "graphs, introspect)",
+    "graphs, introspect, looks)",
     "collate_prepared": "(items)",
     "create_selector": "(name, **kwargs)",
     "detach": "(model)",
@@ -71,7 +74,7 @@ def test_the_public_api_is_exactly_this():
 
 
 def test_every_public_name_has_a_docstring_with_an_example():
-    without_example = {"ARRCOCOutput", "Answer", "Attachment", "Selection"}
+    without_example = {"ARRCOCOutput", "Answer", "Attachment", "Look", "Selection"}
     without_example |= {"LanguageSelector", "PictureSelector", "TokenSelector"}
     for name in arr_coc.__all__:
         if callable(getattr(arr_coc, name)):

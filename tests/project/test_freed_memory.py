@@ -91,6 +91,7 @@ def test_ask_opens_the_model_meanwhile(monkeypatch):
     monkeypatch.setattr(freed_memory, "take_memory_meanwhile", record)
     monkeypatch.setattr(ARRCOCQwen, "from_pretrained", lambda *names: (calls.append("open"), opened(*names))[1])
     picture = Path(str(files("arr_coc") / "assets" / "examples" / "shapes.png"))
-    facts = answer_question(picture, "what does the purple text say?", None, None, "prune", None, None, None, "cpu")
+    question, mode = "what does the purple text say?", "prune"
+    facts = answer_question(picture, question, None, None, mode, None, None, None, None, None, "cpu")
     assert facts["answer"] == "WZZTC"
     assert calls == ["begin", "open", "end"]

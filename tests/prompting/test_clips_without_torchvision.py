@@ -13,9 +13,9 @@ from tiny_directory import make_processor, photo, write_checkpoint
 from tiny_models import QWEN
 
 from arr_coc import ARRCOCQwen, Selection, TokenSelector, load_processor, prepare
-from arr_coc.inference.clips import Qwen2VLClips, Qwen3VLClips
 from arr_coc.inference.load import load_model
 from arr_coc.inference.messages import check_messages, make_inputs, make_messages
+from arr_coc.inference.processors.clips import Qwen2VLClips, Qwen3VLClips
 from arr_coc.pixels.patches import picture_from_patches
 
 BUDGET = {"size": {"shortest_edge": 128 * 128, "longest_edge": 16 * 256 * 256}}

@@ -373,6 +373,16 @@ def test_a_mode_that_reads_everything_takes_no_looks():
         Settings(mode="weight", looks=Looks())
 
 
+@pytest.mark.parametrize("name", ["downsample", "fastv", "pixelprune", "crop"])
+def test_selectors_of_other_kinds_take_one_look(model, name):
+    data, selector = inputs_for("qwen3_vl", IMAGE_PROMPT, seed=3), create_selector(name)
+    with pytest.raises(ValueError, match=f"`looks` need a selector that picks tokens of a picture, got '{name}'"):
+        run(model, data, selector, looks=Looks())
+    looked = run(model, inputs_for("qwen3_vl", LARGE_PICTURE, seed=3), selector, mode="auto", budget=0.5)
+    assert looked.looks == []
+    assert looked.mode == "prune"
+
+
 def test_a_selection_that_fails_is_read_whole_and_finished(model):
     class Failing(ByScore):
         def select(self, queries, budget=None):

@@ -7,7 +7,7 @@ import transformers
 from PIL import Image
 
 from arr_coc import load_processor
-from arr_coc.inference.picture_processor import Qwen2VLImageProcessorPil
+from arr_coc.inference.processors.pictures import Qwen2VLImageProcessorPil
 
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "patch_size": 16}
 SETTINGS = {"of Qwen2-VL": {}, "of Qwen3-VL": HALF, "other merge": {**HALF, "merge_size": 3, "temporal_patch_size": 3}}

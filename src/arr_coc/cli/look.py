@@ -17,16 +17,19 @@ from arr_coc.cli.options import (
     ImageFile,
     Model,
     OwnBudget,
+    OwnCompress,
     OwnIntrospect,
     Question,
     SelectorName,
     check_paths,
     parse_budget,
+    parse_gaze,
     parse_introspect,
 )
 
 if TYPE_CHECKING:
     from arr_coc.config import Budget, Introspect
+    from arr_coc.gaze.plan import Gaze
     from arr_coc.inference.vlm import ARRCOCQwen
 
 MODES = ("prune", "saccade", "weight")
@@ -50,16 +53,17 @@ def look(
     selector: SelectorName = None,
     mode: Annotated[str, typer.Option(help="prune, saccade or weight, as in ask.")] = "prune",
     introspect: OwnIntrospect = None,
+    compress: OwnCompress = None,
     as_json: AsJson = False,
 ) -> None:
     """Draw where a question makes the model look: what ask would read, relevance, scores and channels."""
     with one_line_errors():
         tokens = None if budget is None else parse_budget(budget)
-        asked = parse_introspect(introspect)
+        asked, gaze = parse_introspect(introspect), parse_gaze(compress, mode)
         if out is None and not as_json:
             out = Path("sheet.png")
         with Console(stderr=True, highlight=False).status("opening the model and looking"):
-            facts = look_at(image, question, channels, tokens, asked, out, model, selector, mode)
+            facts = look_at(image, question, channels, tokens, asked, gaze, out, model, selector, mode)
     if as_json:
         typer.echo(json.dumps(facts))
     else:
@@ -72,6 +76,7 @@ def look_at(
     channels: str | None,
     budget: Budget | None,
     introspect: Introspect | None,
+    gaze: Gaze | None,
     out: Path | None,
     model: str | None,
     selector: str | None,
@@ -102,7 +107,9 @@ def look_at(
     vlm = ARRCOCQwen.from_pretrained(base, chosen)
     if channels is not None:
         chosen = _use_channels(vlm, channels, chosen, named=selector is not None)
-    seen = vlm.inspect(opened.image, question, budget=budget, mode=mode, introspect=introspect)  # type: ignore[arg-type]
+    seen = vlm.inspect(
+        opened.image, question, budget=budget, mode=mode, introspect=introspect, gaze=gaze  # type: ignore[arg-type]
+    )  # fmt: skip
     (_, rows, columns), cells = seen.kept[0]
     cell = ARRCOCConfig.for_model(vlm.model).cell_pixels
     name = "the embedded model" if base == EMBEDDED else base

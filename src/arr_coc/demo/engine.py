@@ -26,7 +26,7 @@ from arr_coc.selectors.contract import Selector
 
 logger = logging.getLogger(__name__)
 
-MODES = ("prune", "saccade", "weight", "full")
+MODES = ("prune", "saccade", "auto", "weight", "full")
 LONGEST_QUESTION = 2000  # characters
 LONGEST_ANSWER = 64  # tokens
 MOST_OPEN = 6  # selectors that stay open
@@ -122,7 +122,7 @@ class Engine:
                 vlm = ARRCOCQwen(self.vlm.model, self.vlm.processor, chosen, on_error="raise")
                 options: dict[str, Any] = {"mode": mode, "budget": share, "max_new_tokens": LONGEST_ANSWER}
                 answer = vlm.answer(opened.image, question, streamer=streamer, details=True, **options)
-            return take_snapshot(opened, question, mode, name, float(share or 0), answer, self.cell)
+            return take_snapshot(opened, question, answer.mode, name, float(share or 0), answer, self.cell)
         except Mistake:
             raise
         except (MemoryError, torch.OutOfMemoryError):
@@ -155,7 +155,7 @@ class Engine:
         if not 0 < share <= 1:
             raise Mistake(f"a budget of {share:.0%} leaves nothing to read; give 1 to 100 %")
         opened = picture if isinstance(picture, Picture) else _open(picture)
-        if mode == "saccade":
+        if mode in ("saccade", "auto"):
             self._check_size(opened.image, share)
         return opened
 

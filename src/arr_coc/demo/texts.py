@@ -11,7 +11,8 @@ from arr_coc.demo.snapshot import Maps, Snapshot
 
 MODE_HELP = (
     "prune encodes the whole picture and reads the cells that matter; saccade encodes the picture small, and at full "
-    "resolution only where it matters; weight reads all cells, scaled by relevance; full is the plain model"
+    "resolution only where it matters; auto takes one of both, with few cells first and up to the budget if the answer "
+    "is not sure; weight reads all cells, scaled by relevance; full is the plain model"
 )
 SCORE_HELP = {
     "information": "how much is here",

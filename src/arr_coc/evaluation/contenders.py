@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from arr_coc.config import TRAINED, UNTRAINED, Budget, Introspect, check_budget
 from arr_coc.evaluation.wrong_question import WRONG
+from arr_coc.gaze.compression import Compress
+from arr_coc.gaze.plan import Gaze
 from arr_coc.inference.load import current_name, is_embedded, load_selector, selector_names
 from arr_coc.prompting.settings import Mode
 from arr_coc.selectors.contract import LanguageSelector, Selector
@@ -17,6 +19,7 @@ OURS = TRAINED
 FULL = "full"
 SACCADE = "@saccade"
 ASKED = "@asked"
+COMPRESSED = {f"@{how}": how for how in get_args(Compress)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +27,7 @@ class Contender:
     """A selector with its name in the results, its mode, and whether it is asked another picture's question.
 
     `seed_of` is the row of the report that it is one seed of, if it is. `introspect` says whether the model is asked
-    where it looks; None leaves that to the selector.
+    where it looks; None leaves that to the selector. `gaze` belongs to mode `"saccade"`.
     """
 
     name: str
@@ -33,6 +36,7 @@ class Contender:
     wrong: bool = False
     seed_of: str | None = None
     introspect: Introspect | None = None
+    gaze: Gaze | None = None
 
     @property
     def row(self) -> str:
@@ -82,7 +86,7 @@ def rename(name: str, embedded: bool) -> str:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """The name of a selector, and what follows it: `@asked`, `@saccade`, `@wrong`, several of them, or nothing.
+    """The name of a selector, and what follows it: `@asked`, `@saccade`, `@pool`, `@wrong`, several, or nothing.
 
     Example:
 
@@ -94,7 +98,7 @@ def split_name(name: str) -> tuple[str, str]:
     ```
     """
     plain = name
-    while plain.endswith((WRONG, SACCADE, ASKED)):
+    while plain.endswith((WRONG, SACCADE, ASKED, *COMPRESSED)):
         plain = plain[: plain.rindex("@")]
     return plain, name[len(plain) :]
 
@@ -114,6 +118,7 @@ def open_contenders(
     | `fastv:3`             | one inside the language model, after another number of layers than its own       |
     | a directory, a Hub id | a trained layer                                                                  |
     | any `NAME@saccade`    | the same, in mode `"saccade"`                                                    |
+    | any `NAME@pool`       | the same with a compressed gestalt; also `@merge`, and `@conv` if it learned it  |
     | any `NAME@asked`      | an ARR-COC layer that asks the model where it looks, at every budget             |
     | any `NAME@wrong`      | the same, asked another picture's question: a control                            |
     | `all`                 | all names of the first three kinds, and of the first the other two forms         |
@@ -161,14 +166,20 @@ def _open(name: str, model: Any, known: Sequence[str]) -> Contender:
         selector = _open_selector(plain, model)
     except UnknownSelectorError:
         raise ValueError(f"no selector is named {name!r}; use {', '.join(known)}") from None
-    if SACCADE in suffix and not selector.can_saccade:
+    compress = [how for ending, how in COMPRESSED.items() if ending in suffix]
+    if (SACCADE in suffix or compress) and not selector.can_saccade:
         raise ValueError(f"{plain} has no saccade mode, got {name!r}; use {plain} or {known[1]}")
     if WRONG in suffix and not selector.reads_question:
         raise ValueError(f"{plain} does not read the question, got {name!r}; use {plain}")
     if ASKED in suffix and getattr(selector, "default_introspect", None) is None:
         raise ValueError(f"{plain} does not ask the model, or always does, got {name!r}; use {plain}")
-    mode: Mode = "saccade" if SACCADE in suffix else "prune"
-    return Contender(name, selector, mode, WRONG in suffix, introspect="on" if ASKED in suffix else None)
+    if len(compress) > 1:
+        raise ValueError(f"a gestalt is compressed in one way, got {name!r}; use {plain}@{compress[0]}")
+    if compress == ["conv"] and getattr(selector, "compressor", None) is None:
+        raise ValueError(f"{plain} has learned no compression, got {name!r}; use {plain}@pool or {plain}@merge")
+    mode: Mode = "saccade" if SACCADE in suffix or compress else "prune"
+    gaze = Gaze(compress=compress[0]) if compress else None
+    return Contender(name, selector, mode, WRONG in suffix, introspect="on" if ASKED in suffix else None, gaze=gaze)
 
 
 def parse_budgets(text: str) -> list[str]:

@@ -68,7 +68,7 @@ class Opened:
         """
         settings = Settings(
             mode=contender.mode, budget=read_budget(budget), chat=self.chat, on_error="raise",
-            introspect=contender.introspect,
+            introspect=contender.introspect, gaze=contender.gaze,
         )  # fmt: skip
         return Session(family, selector or contender.selector, settings)
 

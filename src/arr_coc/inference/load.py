@@ -25,8 +25,8 @@ from arr_coc.config import EMBEDDED, EMBEDDED_MODEL, EMBEDDED_SELECTOR, TRAINED,
 from arr_coc.families.family import family_class
 from arr_coc.families.faster.cpu_layers import use_cpu_layers
 from arr_coc.families.faster.leaner_layers import PatchProjection
-from arr_coc.inference.clips import Qwen2VLClips, Qwen3VLClips
-from arr_coc.inference.picture_processor import Qwen2VLImageProcessorPil
+from arr_coc.inference.processors.clips import Qwen2VLClips, Qwen3VLClips
+from arr_coc.inference.processors.pictures import Qwen2VLImageProcessorPil
 from arr_coc.realizing import ARRCOCLayer
 from arr_coc.runtime.hub import CONFIG_NAME, UnreachableError, find_file
 from arr_coc.runtime.tensors import input_device

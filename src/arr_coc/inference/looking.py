@@ -24,6 +24,7 @@ from arr_coc.prompting.prefix import Prefix
 from arr_coc.prompting.settings import Settings
 from arr_coc.runtime.stopwatch import Stopwatch
 from arr_coc.selectors.contract import Selector, TokenSelector
+from arr_coc.selectors.registry import selector_name
 
 if TYPE_CHECKING:
     from arr_coc.inference.session import Session
@@ -48,8 +49,10 @@ def can_gaze(family: Family, selector: Selector) -> bool:
     return isinstance(selector, TokenSelector) and selector.can_saccade
 
 
-def settle(settings: Settings, mode: str, looks: Looks | None) -> Settings:
+def settle(settings: Settings, mode: str, looks: Looks | None, selector: Selector) -> Settings:
     """Settings of mode `auto` for the mode that was chosen, `"full"` among them."""
+    if not isinstance(selector, TokenSelector):
+        looks = None  # it does not say what to read next
     if mode == "full":
         return replace(settings, mode="prune", budget=1.0, gaze=None, looks=None)
     gaze = settings.gaze if mode == "saccade" else None
@@ -65,6 +68,9 @@ def look_until_sure(session: Session, arguments: Inputs, watch: Stopwatch) -> Ru
         watch (`Stopwatch`): times the stages of all looks together.
     """
     settings, family = session.settings, session.family
+    if not isinstance(session.selector, TokenSelector):
+        name = selector_name(session.selector)
+        raise ValueError(f"`looks` need a selector that picks tokens of a picture, got {name!r}; drop `looks`")
     looks = settings.looks or Looks()
     settings = replace(settings, looks=None, budget=_last_budget(settings), encoded=_share_encodings(settings))
     if not can_look_again(family, arguments):

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from transformers import BatchEncoding
 
-from arr_coc.inference.clips import FPS, check_file
+from arr_coc.inference.processors.clips import FPS, check_file
 from arr_coc.pixels.files import as_picture
 
 PictureLike = str | Path | Image.Image | np.ndarray

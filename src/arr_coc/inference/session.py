@@ -135,7 +135,7 @@ class Session:
             mode, _ = choose_mode(max(cells, default=0), kinds == ["image"], can_gaze(self.family, self.selector))
         else:
             mode = "saccade"  # the prompt has only small copies of its pictures
-        return self.with_settings(settle(settings, mode, looks))
+        return self.with_settings(settle(settings, mode, looks, self.selector))
 
     @untraced
     @unchanged_modules()

@@ -542,7 +542,7 @@ class ARRCOCQwen(nn.Module):
         if settings.mode != "auto":
             return settings
         parts = [part for messages in conversations for message in messages for part in message["content"]]
-        return settle(settings, self.fit_mode("auto", parts), settings.looks or Looks())
+        return settle(settings, self.fit_mode("auto", parts), settings.looks or Looks(), self.selector)
 
     def fit_mode(self, mode: str, parts: Sequence[Message]) -> str:
         """The mode that fits the largest of opened pictures, parts of messages, if it is `"auto"`."""

@@ -58,7 +58,7 @@ CallArguments = tuple[tuple[Any, ...], dict[str, Any]]
 def check_inside(family: Family, selector: LanguageSelector, settings: Settings) -> None:
     """Raise `ValueError` if a selector inside the language model cannot work with this model and these settings."""
     name, language = selector_name(selector), family.inner.language_model
-    if settings.mode != "prune":
+    if settings.mode not in ("prune", "auto"):
         raise ValueError(f"{name!r} drops tokens inside the language model; use mode 'prune', not {settings.mode!r}")
     other_types = set(getattr(language.config, "layer_types", None) or ()) - {"full_attention"}
     if other_types:

@@ -52,7 +52,7 @@ class Qwen2VLClips(VideoProcessorMixin):
 
     ```python
     >>> from PIL import Image
-    >>> from arr_coc.inference.clips import Qwen2VLClips
+    >>> from arr_coc.inference.processors.clips import Qwen2VLClips
     >>> read = Qwen2VLClips()([[Image.new("RGB", (448, 280))] * 5], return_tensors="pt")
     >>> read["video_grid_thw"].tolist()
     [[3, 20, 32]]

@@ -1,0 +1,1 @@
+"""Processors of pictures and clips that need no torchvision, beside those of transformers."""
