@@ -8,6 +8,8 @@ Reads the files of `FILES`, writes `docs/images/bench.svg` and what stands betwe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 from marks import ROOT, fill_pages, make_table, paragraph, read_json
@@ -28,6 +30,7 @@ FILES = {
     "parts": "recipes/selector/ablation.json",
     "memory": "benchmarks/results/training-h200.json",
     "own": "benchmarks/results/eval-own-attention-cpu/summary.json",
+    "looks": "recipes/selector/looks.json",
 }
 RESULTS = ROOT / FILES["selectors"]
 FIGURE = ROOT / "docs" / "images" / "bench.svg"
@@ -287,7 +290,55 @@ def own_attention(found: Found) -> str:
     return make_table(head, lines)
 
 
+# Worlds of the looks whose mean is taken, and the ways to read, as a reader would name them.
+LOOKED = ("scenes, 512", "camouflage, 512", "void, 512", "pages, 512")
+WAYS = {
+    "full": "all tokens", "0.5": "1/2", "0.25": "1/4", "0.125": "1/8", "0.0625": "1/16", "auto": "`auto`",
+    "0.5 asked": "1/2, asked", "0.25 asked": "1/4, asked", "0.125 asked": "1/8, asked",
+    "0.0625 asked": "1/16, asked", "auto asked": "`auto`, asked",
+}  # fmt: skip
+
+
+def looks_by_world(found: Found) -> str:
+    """Right answers, and the share of tokens that was read, by world and way."""
+    worlds, lines = found["looks"]["worlds"], []
+    for way, name in WAYS.items():
+        rows = [worlds[world][way] for world in LOOKED]
+        mean = {key: fmean(row[key] for row in rows) for key in ("right", "share")}
+        more = worlds["needles, 1024"].get(way)
+        cells = [f"{row['right']:.2f} ({row['share']:.2f})" if row else "-" for row in (*rows, more)]
+        lines.append([name, f"{mean['right']:.3f} ({mean['share']:.3f})", *cells])
+    return make_table(["", "mean of 512 pixels", *LOOKED, "needles, 1024"], lines)
+
+
+def looks_at_large(found: Found) -> str:
+    """Needles of 2048 pixels."""
+    rows = found["looks"]["worlds"]["needles, 2048"].items()
+    lines = [[WAYS.get(way, f"`{way}`"), f"{row['right']:.2f}", f"{row['share']:.3f}"] for way, row in rows]
+    return make_table(["", "right", "share of 4096 tokens"], lines)
+
+
+def sureness(found: Found) -> str:
+    """What sureness is worth, over all answers of mode auto."""
+    ways = [row for by_way in found["looks"]["worlds"].values() for row in by_way.values()]
+    answers = [each for row in ways for each in row.get("answers", ())]
+    at_once = [right for _, right, looks in answers if looks == 1]
+    lines, error = [], 0.0
+    for low, high in pairwise((0.0, 0.5, 0.8, 0.9, 0.95, 0.99, 1.01)):
+        group = [(sure, right) for sure, right, _ in answers if low <= sure < high]
+        if group:
+            sure, right = (fmean(part) for part in zip(*group, strict=True))
+            error += len(group) / len(answers) * abs(sure - right)
+            lines.append([f"{low:g} to {min(high, 1):g}", str(len(group)), f"{sure:.3f}", f"{right:.3f}"])
+    said = paragraph(
+        f"Of {len(answers)} answers {len(at_once) / len(answers):.0%} were sure at once; of these "
+        f"{sum(at_once) / max(1, len(at_once)):.1%} were right. The expected calibration error is {error:.3f}."
+    )
+    return f"{make_table(['sureness of the last look', 'answers', 'mean sureness', 'right'], lines)}\n{said}"
+
+
 PAGES: dict[str, dict[str, Callable[[Found], str]]] = {
+    "docs/looks.md": {"sureness": sureness, "looks by world": looks_by_world, "looks at large": looks_at_large},
     "docs/own-attention.md": {"own attention": own_attention},
     "docs/accuracy.md": {
         "selectors": selectors,
