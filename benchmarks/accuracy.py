@@ -31,6 +31,7 @@ FILES = {
     "memory": "benchmarks/results/training-h200.json",
     "own": "benchmarks/results/eval-own-attention-cpu/summary.json",
     "looks": "recipes/selector/looks.json",
+    "open": "recipes/selector/open_questions.json",
 }
 RESULTS = ROOT / FILES["selectors"]
 FIGURE = ROOT / "docs" / "images" / "bench.svg"
@@ -337,9 +338,20 @@ def sureness(found: Found) -> str:
     return f"{make_table(['sureness of the last look', 'answers', 'mean sureness', 'right'], lines)}\n{said}"
 
 
+def open_questions(found: Found) -> str:
+    """How often the even grid is taken on noise and splattered paint."""
+    asked, alone = (found["open"]["introspect"][key] for key in ("on", "off"))
+    return paragraph(
+        f"{asked['pictures']} pictures of noise and splattered paint (`void`, test seeds), each with "
+        f"{len(asked['open'])} wordings of an open question: the even grid is kept {asked['grid']} of {asked['of']} "
+        f"times, and {alone['grid']} times if the model is not asked. Where a text is asked for that stands on such a "
+        f"ground, it is kept {asked['texts_grid']} and {alone['texts_grid']} of {asked['texts']} times."
+    )
+
+
 PAGES: dict[str, dict[str, Callable[[Found], str]]] = {
     "docs/looks.md": {"sureness": sureness, "looks by world": looks_by_world, "looks at large": looks_at_large},
-    "docs/own-attention.md": {"own attention": own_attention},
+    "docs/own-attention.md": {"open questions": open_questions, "own attention": own_attention},
     "docs/accuracy.md": {
         "selectors": selectors,
         "weakest": weakest,

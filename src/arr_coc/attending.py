@@ -33,6 +33,10 @@ MOST_CANDIDATES = 2048
 CARRIED_CELLS, CARRIED = 2, 0.95
 # A cell whose `text` channel is above this has strokes.
 STROKES = 0.1
+# Below these neither the picture nor the question says where to look. Blots of paint are alike over some cells and
+# resemble some word of many, so where the model itself was asked and looks nowhere, they have to say more.
+LEAST_STRUCTURE, LEAST_MATCH = 1.0, 1.0
+LEAST_STRUCTURE_ASKED, LEAST_MATCH_ASKED = 1.4, 1.25
 
 
 def resolve_budget(budget: Budget, total: int) -> int | None:
@@ -238,9 +242,11 @@ class TokenAllocator(nn.Module):
             if structure is None:
                 structure = flat.new_full((batch,), math.inf)
             # 3. an even grid instead of both, where neither picture nor question nor the model says where to look
-            fallback = (structure < 1) & (known_match < 1) & (count < total)
-            if focus is not None:
-                fallback = fallback & (focus < 1)
+            if focus is None:
+                fallback = (structure < LEAST_STRUCTURE) & (known_match < LEAST_MATCH)
+            else:
+                fallback = (structure < LEAST_STRUCTURE_ASKED) & (known_match < LEAST_MATCH_ASKED) & (focus < 1)
+            fallback = fallback & (count < total)
             kept = torch.where(fallback[:, None], even_rank < count[:, None], kept)
             report = [count.to(flat.dtype), fallback.to(flat.dtype), structure, known_match, spread]
             report += [] if focus is None else [focus.to(flat.dtype)]
@@ -314,9 +320,10 @@ def _explain(report: Sequence[float], total: int) -> tuple[str, str]:
     if count >= total:
         return "all", f"the budget covers all {total} tokens"
     if fallback:
+        noise, chance = (LEAST_STRUCTURE_ASKED, LEAST_MATCH_ASKED) if focus else (LEAST_STRUCTURE, LEAST_MATCH)
         return "grid", (
-            f"{kept} on an even grid: the picture has no structure ({structure:.2f}; noise is below 1) "
-            f"and no word of the question points to a place ({match:.2f}; chance is below 1)"
+            f"{kept} on an even grid: the picture has no structure ({structure:.2f}; noise is below {noise:g}) "
+            f"and no word of the question points to a place ({match:.2f}; chance is below {chance:g})"
             + "".join(f", nor does the model itself look at one ({each:.2f}; noise is below 1)" for each in focus)
         )
     points = "the question points to a place" if match >= 1 else "the question points nowhere in particular"

@@ -235,6 +235,18 @@ def test_the_model_itself_says_where_to_look_or_that_it_does_not_know():
     assert finish_plan(plan, plan.report.tolist(), 256).strategy == ("grid", "grid")
 
 
+def test_where_the_model_looks_nowhere_picture_and_question_must_say_more():
+    relevance = torch.rand(3, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    structure, match = torch.tensor([1.3, 1.5, 1.3]), torch.tensor([1.2, 1.2, 1.3])
+    features, focus = random_tokens(256, 16, batch=3), torch.full((3,), 0.6)
+    plan = allocator().plan(relevance, features, tension(batch=3), 64, structure, match, focus=focus)
+    silent = finish_plan(plan, plan.report.tolist(), 256)
+    assert silent.strategy == ("grid", "relevance", "relevance")
+    assert "noise is below 1.4" in silent.reason[0]
+    plan = allocator().plan(relevance, features, tension(batch=3), 64, structure, match)
+    assert set(finish_plan(plan, plan.report.tolist(), 256).strategy) == {"relevance"}  # nobody asked the model
+
+
 def test_a_word_is_kept_whole_where_one_of_its_letters_is_relevant():
     relevance = torch.full((1, 1, 4, 8), 0.3)
     relevance[0, 0, 1, 3] = 0.9

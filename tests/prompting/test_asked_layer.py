@@ -165,10 +165,17 @@ def test_a_conversation_begins_with_what_was_read_to_choose(lengths):
     assert torch.equal(first.generated, ask(model, selector, data).generated)
     passes.clear()
     again = ask(model, selector, data, encoded=encoded)
+    assert passes[0] == alone[1]  # the same question: what the model said is remembered
+    assert again.glanced_counts == [0]
+    assert torch.equal(first.generated, again.generated)
+    passes.clear()
+    other = {**data, "input_ids": data["input_ids"].clone()}
+    other["input_ids"][0, -2] += 1
+    another = ask(model, selector, other, encoded=encoded)
     assert passes[0] == alone[0]  # asked again, beside what the conversation holds
     assert passes[1] == alone[1]
-    assert again.glanced_counts[0] > 0
-    assert torch.equal(first.generated, again.generated)
+    assert another.glanced_counts[0] > 0
+    assert torch.equal(another.generated, ask(model, selector, other).generated)
 
 
 @pytest.mark.parametrize(
@@ -303,17 +310,27 @@ def test_the_layer_refuses_attention_of_another_shape():
         layer(tokens, words, grid=(3, 4), attended=torch.full((2, 12), torch.nan))
 
 
-@pytest.mark.parametrize("question", ["what is this?", "what do you see?", "what is unusual?"])
+OPEN = (
+    "what is this?", "what do you see?", "what is unusual?", "describe the picture", "what is shown here?",
+    "tell me about this image", "is there anything interesting?", "what does this picture show?",
+)  # fmt: skip
+
+
 @torch.no_grad()
-def test_on_noise_the_model_looks_nowhere_and_on_a_picture_somewhere(question):
+def test_on_noise_the_model_looks_nowhere_and_on_a_picture_somewhere():
     vlm = ARRCOCQwen.from_pretrained(budget=9, introspect="on")
     pictures = [each for seed in (0, 1) for each in (noise(seed, 384, 384), splatter(seed, 384))]
-    for picture in pictures:
-        found = vlm.inspect(picture[0].mul(255).byte().permute(1, 2, 0).numpy(), question)
-        assert found.strategy == "grid"
-        assert "nor does the model itself look at one" in found.reason
-    scene = make_example("scenes", split_seed("test", 0), None, (384, 384)).picture
-    assert vlm.inspect(scene, question).strategy == "relevance"
+    for question in OPEN:
+        for picture in pictures:
+            found = vlm.inspect(picture[0].mul(255).byte().permute(1, 2, 0).numpy(), question)
+            assert found.strategy == "grid"
+            assert "nor does the model itself look at one" in found.reason
+    for seed in range(4):
+        scene = make_example("scenes", split_seed("test", seed), None, (384, 384))
+        asked = make_example("void", split_seed("test", seed), "void_read", (384, 384))
+        assert vlm.inspect(scene.picture, scene.question).strategy == "relevance"
+        assert vlm.inspect(scene.picture, OPEN[0]).strategy == "relevance"
+        assert vlm.inspect(asked.picture, asked.question).strategy == "relevance"
 
 
 @torch.no_grad()
