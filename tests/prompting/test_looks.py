@@ -213,18 +213,67 @@ def test_another_question_is_asked_anew(model):
 # batches, streams, options
 
 
-def test_rows_keep_the_answer_they_were_sure_of(model):
-    data = inputs_for("qwen3_vl", IMAGE_PROMPT, SMALL, seed=3)
+def look_twice(model, options, *prompts):
+    """Two rows of which one is sure after the first of three looks, and which one."""
+    data = inputs_for("qwen3_vl", *prompts, seed=3)
     # not known of answers that were broken off: each share by itself
-    whole = [run(model, data, looks=Looks(rounds=1), budget=share).looks for share in (1 / 16, 1.0)]
-    sure = [looks[0].sure for looks in whole[0]]
+    sure = [looks[0].sure for looks in run(model, data, looks=Looks(rounds=1), budget=1 / 16).looks]
     between = math.sqrt(sure[0] * sure[1])
-    looked = run(model, data, looks=Looks(rounds=3, sure=between), budget=1.0)
     early = max(range(2), key=sure.__getitem__)
+    return data, run(model, data, looks=Looks(rounds=3, sure=between), budget=1.0, options=options), early
+
+
+@pytest.mark.parametrize("prompts", [(IMAGE_PROMPT, SMALL), (SMALL, IMAGE_PROMPT), (TWO_IMAGES, IMAGE_PROMPT)])
+def test_rows_keep_the_answer_they_were_sure_of(model, prompts):
+    data, looked, early = look_twice(model, SHORT, *prompts)
     small = run(model, data, budget=1 / 16)
     assert torch.equal(looked.generated[early], small.generated[early])
-    assert len(looked.looks[0]) == len(looked.looks[1]) > 1
-    assert looked.split(2)[early].looks == [looked.looks[early]]
+    alone, first, later = small.split(2)[early], looked.split(2)[early], looked.split(2)[1 - early]
+    assert [cells.tolist() for _, cells in first.kept] == [cells.tolist() for _, cells in alone.kept]
+    assert first.used == alone.used < first.full
+    assert later.used > small.split(2)[1 - early].used
+    assert first.looks == [looked.looks[early]]
+
+
+def test_rows_stop_at_different_times(model, monkeypatch):
+    rows = []
+    forward = type(open_family(model).inner.language_model).forward
+
+    def count(self, *args, **kwargs):
+        rows.append(len(kwargs["inputs_embeds"]))
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(open_family(model).inner.language_model), "forward", count)
+    _, looked, early = look_twice(model, SHORT, IMAGE_PROMPT, SMALL)
+    # the row that is sure takes part in the first look alone, the other in all
+    assert [len(looks) for looks in looked.looks][early] == 1 < len(looked.looks[1 - early])
+    assert [look.then for look in looked.looks[early]] == ["sure"]
+    assert looked.looks[1 - early][0].then == "again"
+    assert rows[-1] == 1  # control: both rows are read at first
+    assert 2 in rows
+
+
+def test_rows_whose_functions_may_tell_them_apart_are_read_together(model):
+    seen = []
+
+    def watch(input_ids, scores):
+        seen.append(len(input_ids))
+        return scores
+
+    _, looked, early = look_twice(model, {**SHORT, "logits_processor": [watch]}, IMAGE_PROMPT, SMALL)
+    assert set(seen) == {2}
+    assert len(looked.looks[early]) == 1 < len(looked.looks[1 - early])
+
+
+def test_a_look_says_what_it_saw_and_what_followed(model):
+    data = inputs_for("qwen3_vl", IMAGE_PROMPT, seed=3)
+    looked = run(model, data, **ALL)
+    looks = looked.looks[0]
+    assert [look.then for look in looks] == ["again", "again", "whole"]
+    assert [len(look.kept[0][1]) for look in looks] == [look.seen for look in looks]
+    assert set(looks[0].kept[0][1]) < set(looks[1].kept[0][1]) < set(looks[2].kept[0][1])
+    assert run(model, data, looks=NEVER, budget=0.5).looks[0][-1].then == "last"
+    assert run(model, data, looks=AT_ONCE, budget=0.5).looks[0][-1].then == "sure"
 
 
 def test_several_pictures_and_rows_without_one(model):

@@ -150,7 +150,7 @@ def answer_question(
     device: str,
 ) -> dict[str, Any]:
     """Open the model, ask, and draw the overlay; returns what the command prints."""
-    from arr_coc.cli.facts import describe_conversions, round_labels
+    from arr_coc.cli.facts import describe_conversions, describe_looks, round_labels
     from arr_coc.config import EMBEDDED, ARRCOCConfig
     from arr_coc.drawing.overlay import draw_gaze, draw_overlay
     from arr_coc.drawing.png_file import save_image
@@ -183,7 +183,7 @@ def answer_question(
     return {
         "answer": answer.text,
         "mode": answer.mode,
-        "looks": [look._asdict() for look in answer.looks],
+        "looks": describe_looks(answer.looks),
         "tokens": {"full": answer.tokens.full, "used": answer.tokens.used},
         "budget": answer.budget if mode in ("prune", "saccade") else None,  # of mode auto, sureness decides
         "strategy": answer.strategy,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from arr_coc.gaze.loop import Look
     from arr_coc.pixels.files import Picture
     from arr_coc.selectors.output import ARRCOCOutput
 
@@ -28,3 +30,8 @@ def describe_conversions(opened: Picture, read_size: tuple[int, int] | None) -> 
         before, after = (f"{width}x{height}" for width, height in (opened.image.size, read_size))
         notes.append(f"The picture was resized from {before} to {after} pixels, whole tokens.")
     return notes
+
+
+def describe_looks(looks: Sequence[Look]) -> list[dict[str, Any]]:
+    """Looks for JSON: what each read, how sure its answer was, and what followed."""
+    return [{name: value for name, value in look._asdict().items() if name != "kept"} for look in looks]

@@ -144,7 +144,9 @@ def _describe(question: Question, answer: Any) -> dict[str, Any]:
     tokens = {"full": answer.tokens.full, "used": answer.tokens.used}
     facts = {"answer": answer.text, "tokens": tokens, "strategy": answer.strategy, "reason": answer.reason}
     if answer.looks:
-        facts["looks"] = [look._asdict() for look in answer.looks]
+        from arr_coc.cli.facts import describe_looks
+
+        facts["looks"] = describe_looks(answer.looks)
     return {**asked, **facts}
 
 

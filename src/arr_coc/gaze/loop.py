@@ -7,8 +7,16 @@ This needs no model: `inference/looking.py` asks it what to do next.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from arr_coc.config import Grid
+
+Then = Literal["again", "sure", "whole", "last"]
 
 # A look before the last one reads this share of what the next one may read.
 GROWTH = 1 / 4
@@ -57,11 +65,39 @@ class Look(NamedTuple):
         tokens (`int`): visual tokens that the language model read in this look; what it had read before is not counted.
         seen (`int`): visual tokens that the answer of this look could use.
         sure (`float`): how sure its answer is, between 0 and 1.
+        then (`str`): what followed: `"again"`, another look; or why there was none: `"sure"`, the answer was;
+            `"whole"`, there was nothing more to see; `"last"`, no further look was allowed.
+        kept (`Sequence[tuple[Grid, ndarray]]`): for each picture, its grid and the cells that this look could use at
+            full resolution.
     """
 
     tokens: int
     seen: int
     sure: float
+    then: Then = "last"
+    kept: Sequence[tuple[Grid, NDArray[np.int64]]] = ()
+
+
+# After how many looks it ended, in words.
+_ENDS = {"sure": "sure enough", "whole": "with everything read", "last": "the last look that was allowed"}
+
+
+def explain_looks(looks: Sequence[Look]) -> str:
+    """How sure an answer is, after how many looks, and why there was no further one, in words.
+
+    Example:
+
+    ```python
+    >>> from arr_coc.gaze.loop import Look, explain_looks
+    >>> explain_looks([Look(17, 17, 0.4, "again"), Look(70, 70, 0.998, "sure")])
+    '1.00 sure after 2 looks (17 + 70 tokens), sure enough'
+
+    ```
+    """
+    count = "one look" if len(looks) == 1 else f"{len(looks)} looks"
+    read = " + ".join(str(look.tokens) for look in looks)
+    end = _ENDS.get(looks[-1].then, "")
+    return f"{looks[-1].sure:.2f} sure after {count} ({read} tokens)" + (f", {end}" if end else "")
 
 
 def list_shares(rounds: int) -> list[float]:

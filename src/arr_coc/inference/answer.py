@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arr_coc.config import Grid, PromptBudget
-from arr_coc.gaze.loop import Look
+from arr_coc.gaze.loop import Look, explain_looks
 from arr_coc.inference.run import Run, TokenCount
 from arr_coc.selectors.output import ARRCOCOutput
 
@@ -73,7 +72,7 @@ def make_answer(run: Run, mode: AnswerMode, text: str, tokenizer: Any) -> Answer
     strategy, reason = explain(run, mode)
     looks = run.looks[0] if run.looks else []
     if looks:
-        reason = f"{_explain_looks(looks)}; {reason}"
+        reason = f"{explain_looks(looks)}; {reason}"
     return Answer(
         text=text,
         outputs=tuple(run.outputs),
@@ -88,13 +87,6 @@ def make_answer(run: Run, mode: AnswerMode, text: str, tokenizer: Any) -> Answer
         mode=mode,
         looks=tuple(looks),
     )
-
-
-def _explain_looks(looks: Sequence[Look]) -> str:
-    """After how many looks it was how sure."""
-    count = "one look" if len(looks) == 1 else f"{len(looks)} looks"
-    read = " + ".join(str(look.tokens) for look in looks)
-    return f"{looks[-1].sure:.2f} sure after {count} ({read} tokens)"
 
 
 def explain(run: Run, mode: str) -> tuple[str, str]:

@@ -8,6 +8,7 @@ answer in ten on pages (`docs/looks.md`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,23 @@ from torch import Tensor
 
 from arr_coc.config import PromptBudget
 from arr_coc.families.family import Family, Inputs
-from arr_coc.gaze.loop import LAST_OF_LARGE, LAST_OF_SMALL, Look, Looks, least_log_probability, list_shares, sureness
+from arr_coc.gaze.loop import (
+    LAST_OF_LARGE,
+    LAST_OF_SMALL,
+    Look,
+    Looks,
+    Then,
+    least_log_probability,
+    list_shares,
+    sureness,
+)
+from arr_coc.inference.rows import can_take_rows
 from arr_coc.inference.run import Run
 from arr_coc.prompting.cache import Role
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.prefix import Prefix
 from arr_coc.prompting.settings import Settings
+from arr_coc.prompting.shortening import KeptCells
 from arr_coc.runtime.stopwatch import Stopwatch
 from arr_coc.selectors.contract import Selector, TokenSelector
 from arr_coc.selectors.registry import selector_name
@@ -79,9 +91,11 @@ def look_until_sure(session: Session, arguments: Inputs, watch: Stopwatch) -> Ru
     streamer = arguments.get("streamer")
     answers: list[Any] = [None] * len(arguments["input_ids"])
     made: list[list[Look]] = [[] for _ in answers]
+    ended: list[Run | None] = [None] * len(answers)  # the look that each row ended with
     spent = {"prefill": 0.0, "decode": 0.0}  # which a session measures for its own call alone
     while True:
         share, last = shares.pop(0), not shares
+        going = [row for row, answer in enumerate(answers) if answer is None]
         meter = _Meter(family, arguments, least_log_probability(looks.sure))
         given = {**arguments, "logits_processor": [*(arguments.get("logits_processor") or ()), meter]}
         held = None if last or streamer is None else _Held(streamer)
@@ -89,26 +103,33 @@ def look_until_sure(session: Session, arguments: Inputs, watch: Stopwatch) -> Ru
             given["streamer"] = held
         if not last:
             given["stopping_criteria"] = [*(arguments.get("stopping_criteria") or ()), meter.is_unsure]
-        run = session.with_settings(replace(settings, share=share)).generate(given, watch)
+        rows = going if can_take_rows(arguments) else None
+        run = session.with_settings(replace(settings, share=share)).generate(given, watch, rows)
         spent = {name: total + watch.milliseconds.get(name, 0.0) for name, total in spent.items()}
         generated: Any = run.generated
         sure = [sureness(value) for value in meter.total.tolist()]
         known = _count_known(run)
-        for row, part in enumerate(run.split(len(answers))):
-            read = part.used + sum(part.glanced_counts) - known
-            made[row].append(Look(read, part.used, round(sure[row], 4)))
-        for row, value in enumerate(sure):
-            if answers[row] is None and (last or value >= looks.sure):
-                answers[row] = generated[row]
+        parts = run.split(len(answers))
+        whole = run.used >= run.full or run.failure is not None  # there is nothing more to see
+        for place, row in enumerate(range(len(answers)) if run.rows is None else run.rows):
+            if answers[row] is not None:
+                continue
+            then: Then = "sure" if sure[place] >= looks.sure else "again"
+            if last and then == "again":
+                then = "whole" if whole else "last"
+            read = parts[row].used + sum(parts[row].glanced_counts) - known
+            made[row].append(Look(read, parts[row].used, round(sure[place], 4), then, tuple(parts[row].kept)))
+            if then != "again":
+                answers[row], ended[row] = generated[place], parts[row]
         if all(answer is not None for answer in answers):
             break
-        if run.used >= run.full or run.failure is not None:
-            shares = [1.0]  # there is nothing more to see: the answer that was broken off is finished
+        if whole:
+            shares = [1.0]  # the answer that was broken off is finished
     if held is not None:
         held.release()
     if watch.on:
         watch.milliseconds |= spent
-    return _finish(run, made, answers, arguments, family)
+    return _finish(run, made, answers, ended, arguments, family)
 
 
 def _last_budget(settings: Settings) -> PromptBudget:
@@ -135,15 +156,32 @@ def _count_known(run: Run) -> int:
     return int((run.holding.roles[:, : run.reused] >= Role.GESTALT).sum())
 
 
-def _finish(run: Run, made: list[list[Look]], answers: list[Any], arguments: Inputs, family: Family) -> Run:
-    """The record of the last look, with the answer of each row from the look after which it was sure."""
+def _finish(
+    run: Run,
+    made: list[list[Look]],
+    answers: list[Any],
+    ended: Sequence[Run | None],
+    arguments: Inputs,
+    family: Family,
+) -> Run:
+    """The record of all looks: each row has the answer, and the cells, of the look after which it was sure."""
     prompt: Tensor = arguments["input_ids"]
     longest = max(len(answer) for answer in answers)
     generated = prompt.new_full((len(answers), longest), family.pad_id())
     for row, answer in enumerate(answers):
         generated[row, : len(answer)] = answer
+    parts = [part for part in ended if part is not None]
+    if run.prompt is not None and len(parts) == len(answers) > 1:
+        places = [0] * len(parts)
+        for picture, span in enumerate(run.prompt.spans):
+            part, place = parts[span.row], places[span.row]
+            places[span.row] += 1
+            run.outputs[picture] = part.outputs[place]
+            run.used_counts[picture], run.encoded_counts[picture] = part.used_counts[place], part.encoded_counts[place]
+        kept = [(part, iter(part.kept)) for part in parts]
+        run.kept = KeptCells(next(kept[span.row][1]) for span in run.prompt.spans)
     run.generated, run.result = generated, torch.cat([prompt, generated], dim=1)
-    run.looks = made
+    run.rows, run.looks = None, made
     return run
 
 
@@ -157,18 +195,18 @@ class _Meter:
     """
 
     def __init__(self, family: Family, arguments: Inputs, least: float) -> None:
-        ids: Tensor = arguments["input_ids"]
-        ends = family.option(arguments, "eos_token_id")
-        self._ends = torch.tensor([] if ends is None else ends, device=ids.device).flatten()
-        self._least, self._going = least, torch.ones(len(ids), dtype=torch.bool, device=ids.device)
-        self.total = torch.zeros(len(ids), device=ids.device)  # [B]
-        self._begun = False
+        device, ends = arguments["input_ids"].device, family.option(arguments, "eos_token_id")
+        self._ends = torch.tensor([] if ends is None else ends, device=device).flatten()
+        self._least, self._going = least, torch.ones(0, dtype=torch.bool)
+        self.total = torch.zeros(0)  # [B] of the rows that are generated, once the first token is
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """As a logits processor, which changes nothing."""
-        if self._begun:
+        if len(self.total):
             self._going &= ~torch.isin(input_ids[:, -1], self._ends)
-        self._begun = True
+        else:
+            self._going = torch.ones(len(scores), dtype=torch.bool, device=scores.device)
+            self.total = torch.zeros(len(scores), device=scores.device)
         likeliest = scores.float().log_softmax(dim=-1).amax(dim=-1)  # [B, V] -> [B]
         self.total += torch.where(self._going, likeliest, 0.0)
         return scores

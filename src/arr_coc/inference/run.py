@@ -55,6 +55,7 @@ class Run:
         begun (`Prefix`, *optional*): what the language model has read of the prompt to choose the rest of it, from
             where `generate` reads on.
         reused (`int`): first tokens of the shorter prompt that the language model had read before, in a row.
+        rows (`list[int]`, *optional*): the rows of the batch that were generated; None for all.
         looks (`list[list[Look]]`): for each row the looks at its pictures, if there could be more than one.
     """
 
@@ -79,6 +80,7 @@ class Run:
     holding: Holding | None = field(default=None, repr=False)
     begun: Prefix | None = field(default=None, repr=False)
     reused: int = 0
+    rows: list[int] | None = None
     looks: list[list[Look]] = field(default_factory=list)
 
     @property

@@ -37,6 +37,7 @@ from arr_coc.inference.arguments import (
     visual_ids,
 )
 from arr_coc.inference.looking import can_gaze, look_until_sure, settle
+from arr_coc.inference.rows import take_rows
 from arr_coc.inference.run import Run
 from arr_coc.prompting.cache import Holding, calling, cut_of, holding_of, mark_cache
 from arr_coc.prompting.encodings import Encodings
@@ -290,12 +291,14 @@ class Session:
         return run
 
     @untraced_itself
-    def generate(self, arguments: Inputs, watch: Stopwatch = OFF) -> Run:
+    def generate(self, arguments: Inputs, watch: Stopwatch = OFF, rows: Sequence[int] | None = None) -> Run:
         """Generate from the shorter prompt. The result begins with the full prompt, as the model's own would.
 
         Args:
             arguments (`Mapping`): arguments of the model's `generate`, with `input_ids`.
             watch (`Stopwatch`, *optional*): times the stages `encode`, `select`, `prefill` and `decode`.
+            rows (`Sequence[int]`, *optional*): generate for these rows of the batch alone, where that can be: not if
+                the selection failed. [`Run`] says for which it was.
         """
         if self.settings.mode == "auto":
             return self._settle(arguments, self.settings.looks or Looks()).generate(arguments, watch)
@@ -306,12 +309,14 @@ class Session:
             check_generation(self.family, arguments)
             if self._inside is not None:
                 check_decoding(self.family, self._inside, arguments)
-        prompt_ids: Tensor = arguments["input_ids"]
         with torch.no_grad():
             if holding is None:
                 run = self.prepare(arguments, watch, self._reads_on(arguments))
             else:
                 run = Run(self._continue(arguments, holding), self.settings.mode, selector_name(self.selector))
+        if rows is not None:
+            arguments = take_rows(self.family, arguments, run, rows)
+        prompt_ids: Tensor = arguments["input_ids"]
         length = run.inputs["input_ids"].shape[1]
         options = adjust_limits(self.family, arguments, length - prompt_ids.shape[1])
         options |= show_full_prompt(self.family, arguments, length)
