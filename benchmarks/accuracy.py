@@ -24,14 +24,14 @@ from arr_coc.runtime.atomic_files import write_aside
 FILES = {
     "selectors": "benchmarks/results/eval-h200/summary.json",
     "model": "recipes/embedded/editions/first.json",  # the shipped edition, as recipes/embedded/check.py measures it
-    "selector": "recipes/selector/figures.json",
-    "gaze": "recipes/selector/gaze.json",
-    "estimators": "recipes/selector/estimators.json",
-    "parts": "recipes/selector/ablation.json",
+    "selector": "recipes/selector/results/figures.json",
+    "gaze": "recipes/selector/results/gaze.json",
+    "estimators": "recipes/selector/results/estimators.json",
+    "parts": "recipes/selector/results/ablation.json",
     "memory": "benchmarks/results/training-h200.json",
     "own": "benchmarks/results/eval-own-attention-cpu/summary.json",
-    "looks": "recipes/selector/looks.json",
-    "open": "recipes/selector/open_questions.json",
+    "looks": "recipes/selector/results/looks.json",
+    "open": "recipes/selector/results/open_questions.json",
 }
 RESULTS = ROOT / FILES["selectors"]
 FIGURE = ROOT / "docs" / "images" / "bench.svg"

@@ -1,6 +1,6 @@
 """What each part of the layer is worth: train stage 1 without it, on the same data, and measure.
 
-python recipes/selector/ablate.py --expressions refexp --out recipes/selector/ablation.json
+python recipes/selector/ablate.py --expressions refexp --out recipes/selector/results/ablation.json
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The five estimators, in stages 2 and 3, from the same start; `none`, which cannot learn, shows where that was.
 
-python recipes/selector/estimators.py --start runs/short --out recipes/selector/estimators.json
+python recipes/selector/estimators.py --start runs/short --out recipes/selector/results/estimators.json
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """FastV after each number of layers: the best one for a base is found on validation samples, and recorded.
 
-    python recipes/selector/fastv.py --out recipes/selector/fastv.json
+    python recipes/selector/fastv.py --out recipes/selector/results/fastv.json
 
 `arr-coc eval --selectors fastv:LAYER` then compares FastV at its best.
 """

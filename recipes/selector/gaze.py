@@ -1,6 +1,6 @@
 """Measure mode saccade on the embedded model: needles beside its rivals, and what each part of the gaze is worth.
 
-python recipes/selector/gaze.py --out recipes/selector/gaze.json
+python recipes/selector/gaze.py --out recipes/selector/results/gaze.json
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Looking until the answer is sure, against fixed budgets: right answers, tokens, and what sureness is worth.
 
-python recipes/selector/looks.py --out recipes/selector/looks.json
+python recipes/selector/looks.py --out recipes/selector/results/looks.json
 
 The embedded model, held-out (test) questions. Tokens are all visual tokens that the language model processed, in all
 looks and while it was asked where to look, as a share of the picture's.

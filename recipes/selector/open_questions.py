@@ -1,7 +1,7 @@
 """Open questions about noise and splattered paint: how often the even grid is taken, and why not; and that it is not
 taken where a text is asked for that stands on the noise.
 
-python recipes/selector/open_questions.py --out recipes/selector/open_questions.json
+python recipes/selector/open_questions.py --out recipes/selector/results/open_questions.json
 """
 
 from __future__ import annotations

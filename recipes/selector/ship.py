@@ -1,6 +1,6 @@
 """Put a trained selector into the package, with its card.
 
-python recipes/selector/ship.py runs/selector --figures recipes/selector/figures.json
+python recipes/selector/ship.py runs/selector --figures recipes/selector/results/figures.json
 """
 
 from __future__ import annotations

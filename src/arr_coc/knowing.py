@@ -194,7 +194,7 @@ def focus_of(attended: Tensor) -> Tensor:
     >>> import torch
     >>> from arr_coc.knowing import focus_of
     >>> focus_of(torch.stack([torch.ones(64), torch.eye(64)[5] + 0.001])).round(decimals=1)
-    tensor([0.0000, 6.4000])
+    tensor([0., 9.])
 
     ```
     """

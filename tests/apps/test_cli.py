@@ -455,7 +455,7 @@ def test_ask_answers_and_says_what_it_cost(pictures, checkpoint):
 def test_ask_as_json_has_these_fields(pictures, checkpoint):
     facts = json.loads(ask(checkpoint, pictures / "scene.png", QUESTION, "--json", "--budget", "40").stdout)
     assert list(facts) == [
-        *("answer", "mode", "tokens", "budget", "strategy", "reason", "weights", "tensions", "timings_ms"),
+        *("answer", "mode", "looks", "tokens", "budget", "strategy", "reason", "weights", "tensions", "timings_ms"),
         *("model", "selector"),
     ]
     assert facts["tokens"] == {"full": 256, "used": 40}

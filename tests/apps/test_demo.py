@@ -82,8 +82,12 @@ def test_a_homunculus_of_even_tokens_is_the_picture():
 def test_every_mode_answers_and_says_what_it_took(engine, mode):
     snapshot = engine.ask(SHAPES, PURPLE, mode, 0.25)
     assert snapshot.answer == "WZZTC" or mode == "saccade"  # too blurred at a quarter of few tokens; see the needle
-    assert (snapshot.used, snapshot.full) == ((35, 140) if mode in ("prune", "saccade") else (140, 140))
-    assert snapshot.tokens.sum() == pytest.approx(snapshot.used, abs=1e-3)
+    assert snapshot.full == 140
+    if mode == "auto":  # it is sure before it has read the budget
+        assert snapshot.used < 35
+    else:
+        assert snapshot.used == (35 if mode in ("prune", "saccade") else 140)
+        assert snapshot.tokens.sum() == pytest.approx(snapshot.used, abs=1e-3)
     assert set(snapshot.milliseconds) == {"encode", "select", "prefill", "decode"}
     assert write_costs(snapshot, snapshot).count(snapshot.answer) >= 2
     for drawn in (draw_relevance(snapshot, 0.5), draw_read(snapshot)):

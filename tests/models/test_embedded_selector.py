@@ -31,7 +31,7 @@ from arr_coc.training.stage import open_layer
 from arr_coc.training.trainer import train
 
 ROOT = Path(__file__).parents[2]
-FIGURES = json.loads((ROOT / "recipes" / "selector" / "figures.json").read_text())
+FIGURES = json.loads((ROOT / "recipes" / "selector" / "results" / "figures.json").read_text())
 FIRST = 2 * 10**6  # of the test seeds used here
 
 
@@ -111,7 +111,7 @@ def test_committed_figures_meet_the_bars_and_are_those_of_the_card():
 
 
 def test_committed_figures_of_the_gaze_meet_the_bars_and_are_those_of_the_docs():
-    tables = json.loads((ROOT / "recipes" / "selector" / "gaze.json").read_text())["tables"]
+    tables = json.loads((ROOT / "recipes" / "selector" / "results" / "gaze.json").read_text())["tables"]
     right = {row: {world: cell["right"] for world, cell in cells.items()} for row, cells in tables["rivals"].items()}
     needles = {row: cells["needles 2048"] for row, cells in right.items() if "needles 2048" in cells}
     assert needles["saccade"] >= 0.85 * needles["all tokens"]

@@ -24,7 +24,7 @@ PUBLIC = {
     "EncodingCache": "(limit_bytes)",
     "Gaze": "(*, gestalt, overlap, fixation, order, compress)",
     "LanguageSelector": "()",
-    "Look": "(tokens, seen, sure)",
+    "Look": "(tokens, seen, sure, then, kept)",
     "Looks": "(*, rounds, sure)",
     "PictureSelector": "()",
     "Prepared": "(arguments, run, model)",
