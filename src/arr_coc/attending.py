@@ -5,7 +5,8 @@ The budget rule, `resolve_budget` and `TokenAllocator.automatic_count`:
 - an int is a number of tokens per picture; more than `N` keeps all;
 - a float `r` in (0, 1] is `max(1, round(r * N))`;
 - `"auto"` is `min_tokens .. max_tokens` per picture or frame, from the entropy of the sharpened relevance: few if
-  focused, many if spread.
+  focused, many if spread;
+- with a leeway `l`, a number `k` is `k / l .. k * l`, from the tension `detail`.
 """
 
 from __future__ import annotations
@@ -191,6 +192,7 @@ class TokenAllocator(nn.Module):
         visited: Tensor | None = None,
         text: Tensor | None = None,
         focus: Tensor | None = None,
+        leeway: float = 1.0,
     ) -> Plan:
         """Choose cells without leaving the device.
 
@@ -207,6 +209,8 @@ class TokenAllocator(nn.Module):
             text (`Tensor` of shape `[B, t, h, w]`, *optional*): text likelihood, see [`carry_along`].
             focus (`Tensor` of shape `[B]`, *optional*): of the model's own attention, from
                 [`~arr_coc.knowing.focus_of`], if it was asked.
+            leeway (`float`, *optional*, defaults to 1.0): how many times more or fewer tokens than a budget of a number
+                or ratio may stay, as `detail` says.
         """
         batch, frames, rows, columns = relevance.shape
         flat = relevance.flatten(1)  # [B, N]
@@ -218,9 +222,12 @@ class TokenAllocator(nn.Module):
             if fixed is None:
                 count = expected.round().long().clamp(1, total)
                 most = min(self.max_tokens * frames, total)
-            else:
+            elif leeway == 1:
                 count = torch.full((batch,), fixed, device=flat.device)
                 most = fixed
+            else:
+                count = (fixed * leeway ** (2 * tensions[:, 0] - 1)).round().long().clamp(1, total)
+                most = min(math.ceil(fixed * leeway), total)
             even_rank = spread_rank((frames, rows, columns), flat.device)  # [N]
             places = torch.arange(total, device=flat.device)
             # clamped because inputs may be NaN, which the host finds out only later

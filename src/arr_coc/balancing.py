@@ -10,6 +10,9 @@ The balancer also sets three tensions in [0, 1] that steer the allocation:
 | `detail`  | compress | particularize | scales the automatic number of tokens                         |
 | `explore` | exploit  | explore       | share of tokens spread evenly over regions not yet looked at  |
 | `variety` | focus    | diversify     | suppression of near-duplicates                                |
+
+Where a call says exactly how many tokens stay, the tensions are those of [`AdaptiveTensionBalancer`]. Where it leaves
+that open, as the first look of mode `auto` does, [`Steering`] adds what was learned from answers and their price.
 """
 
 from __future__ import annotations
@@ -38,6 +41,8 @@ _STATISTICS = 4  # mean, maximum, deviation, strength
 _FOLLOWING = (0.0, 0.0, -3.0)
 # A voice of 0 would have no gradient in a power below 1.
 _FAINT = 1e-4
+# How far steering may move the logit of a tension either way.
+MOST_STEERED = 3.0
 
 
 class Balance(NamedTuple):
@@ -47,11 +52,13 @@ class Balance(NamedTuple):
         relevance (`Tensor` of shape `[B, t, h, w]`): in [0, 1].
         weights (`Tensor` of shape `[B, 3]`): of information, perspectival, participatory; each in (0, 1).
         tensions (`Tensor` of shape `[B, 3]`): detail, explore, variety; each in (0, 1).
+        context (`Tensor` of shape `[B, 2 * R + 12]`): question, gestalt and statistics of the maps.
     """
 
     relevance: Tensor
     weights: Tensor
     tensions: Tensor
+    context: Tensor
 
 
 class Judgement(NamedTuple):
@@ -131,11 +138,12 @@ class AdaptiveTensionBalancer(nn.Module):
         relevance = (weights[..., None] * stretched).mean(dim=1)  # not a weighted mean: strength itself counts
         relevance = self._spread_around(relevance.view(shape))
         if voice is None:
-            return Balance(relevance, weights, tensions)
+            return Balance(relevance, weights, tensions, context)
         exponent, floor, explore = (self.following + self.trust(hidden)).unbind(dim=-1)  # [B] each
         moved = torch.sigmoid(torch.logit(tensions[:, 1]) + explore)
         tensions = torch.stack([tensions[:, 0], moved, tensions[:, 2]], dim=-1)
-        return Balance(self._follow(relevance, voice, exponent.exp(), torch.sigmoid(floor)), weights, tensions)
+        followed = self._follow(relevance, voice, exponent.exp(), torch.sigmoid(floor))
+        return Balance(followed, weights, tensions, context)
 
     @staticmethod
     def _follow(relevance: Tensor, voice: Tensor, exponent: Tensor, floor: Tensor) -> Tensor:
@@ -152,3 +160,64 @@ class AdaptiveTensionBalancer(nn.Module):
         above = F.max_pool2d(relevance, (3, 1), stride=1, padding=(1, 0))
         raised = relevance + self.spread[0] * beside + self.spread[1] * above
         return (raised / (1 + self.spread.abs().sum())).clamp(0, 1)
+
+
+class Steering(nn.Module):
+    """Move the three tensions by question and picture; not at all at first.
+
+    It is learned by trials (`--stage trials`): with which tensions are questions answered from few tokens?
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc import ARRCOCConfig
+    >>> from arr_coc.balancing import Steering
+    >>> config = ARRCOCConfig(hidden_size=64)
+    >>> steering, context = Steering(config), torch.randn(2, 2 * config.low_rank + 12)
+    >>> steering(steering.describe(context, focus=torch.zeros(2), total=256)).tolist()
+    [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+
+    ```
+    """
+
+    def __init__(self, config: ARRCOCConfig, width: int = 32) -> None:
+        super().__init__()
+        self.facts = 2 * config.low_rank + _STATISTICS * len(SCORES) + 2
+        last = nn.Linear(width, len(TENSIONS))
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        self.correction = nn.Sequential(nn.LayerNorm(self.facts), nn.Linear(self.facts, width), nn.GELU(), last)
+
+    @staticmethod
+    def describe(context: Tensor, focus: Tensor, total: int) -> Tensor:
+        """What decides, `[B, F]`.
+
+        Args:
+            context (`Tensor` of shape `[B, 2 * R + 12]`): of a [`Balance`].
+            focus (`Tensor` of shape `[B]`): from [`~arr_coc.knowing.focus_of`]; 0 if the model was not asked.
+            total (`int`): cells there are.
+        """
+        size = torch.full_like(focus, math.log2(total) / 8)
+        return torch.cat([context.detach(), torch.stack([focus.detach(), size], dim=1)], dim=1)
+
+    def forward(self, facts: Tensor) -> Tensor:
+        """What is added to the logits of the tensions, `[B, 3]`."""
+        moved: Tensor = MOST_STEERED * torch.tanh(self.correction(facts) / MOST_STEERED)
+        return moved
+
+
+def steer(tensions: Tensor, moved: Tensor) -> Tensor:
+    """Tensions `[B, 3]` in [0, 1], moved in logits `[B, 3]`.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from arr_coc.balancing import steer
+    >>> steer(torch.tensor([0.5, 0.2, 0.2]), torch.tensor([0.0, -50.0, 50.0])).round(decimals=3)
+    tensor([0.5000, 0.0000, 1.0000])
+
+    ```
+    """
+    return torch.sigmoid(torch.logit(tensions, eps=1e-6) + moved)

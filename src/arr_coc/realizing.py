@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from arr_coc.attending import Plan, TokenAllocator, finish_plan, resolve_budget
-from arr_coc.balancing import SCORES, AdaptiveTensionBalancer, Balance, Judgement
+from arr_coc.balancing import SCORES, AdaptiveTensionBalancer, Balance, Judgement, Steering, steer
 from arr_coc.config import UNTRAINED, ARRCOCConfig, Budget, Grid, Introspect, cell_count, check_grid
 from arr_coc.gaze.compression import make_compressor
 from arr_coc.knowing import InformationScorer, ParticipatoryScorer, PerspectivalScorer, focus_of, hear
@@ -83,7 +83,10 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
     ordered = True
     reads_question = True
     checked = True
-    added = ("balancer.following", "balancer.trust.weight")
+    added = (
+        *("balancer.following", "balancer.trust.weight"),
+        *(f"steering.correction.{part}" for part in ("0.weight", "0.bias", "1.weight", "1.bias", "3.weight", "3.bias")),
+    )
     structure_channels: Tensor
 
     def __init__(self, config: ARRCOCConfig, text_detector: TextDetector | None = None) -> None:
@@ -101,6 +104,7 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
             self.participatory = ParticipatoryScorer(config)
             self.balancer = AdaptiveTensionBalancer(config)
             self.allocator = TokenAllocator(config)
+            self.steering = Steering(config)
         table = CHANNELS[config.channels]
         structure = torch.tensor([table[name] for name in _STRUCTURE[config.channels]])
         self.register_buffer("structure_channels", structure, persistent=False)
@@ -123,7 +127,10 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
     def _initialise(self, seed: int) -> None:
         """Fixed orthogonal projections; the last layer of each learned correction stays zero."""
         generator = torch.Generator("cpu").manual_seed(seed)
-        last = (self.perspectival.correction[-1], self.balancer.correction[-1], self.balancer.trust)
+        last = (
+            *(self.perspectival.correction[-1], self.balancer.correction[-1], self.balancer.trust),
+            self.steering.correction[-1],
+        )
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Conv2d) and module not in last:
                 # drawn on the CPU, so that the weights are the same on any device
@@ -156,6 +163,7 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         previous: PreviousFrame | None = None,
         details: bool = False,
         gather: bool = True,
+        leeway: float = 1.0,
     ) -> ARRCOCOutput:
         """Select tokens of a batch of pictures (or clips) that share one grid.
 
@@ -173,13 +181,15 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
             previous (`PreviousFrame`, *optional*): from [`~ARRCOCLayer.remember`]; for single frames.
             details (`bool`, *optional*, defaults to `False`): return the texture and the pull of each word.
             gather (`bool`, *optional*, defaults to `True`): return the kept tokens, not only their indices.
+            leeway (`float`, *optional*, defaults to 1.0): how many times more or fewer tokens than the budget may stay,
+                as question and picture need; see [`~arr_coc.balancing.Steering`].
         """
         grid = check_grid(grid)
         cells = grid if cells is None else check_grid(cells, "cells")
         count = resolve_budget(self.config.budget if budget is None else budget, cell_count(cells))
         frames = check_inputs(self.config, tokens, words, grid, cells, picture, word_mask, previous, attended)
         resolved: Budget = "auto" if count is None else count
-        settings = (grid, cells, resolved, previous)
+        settings = (grid, cells, resolved, previous, leeway)
         recordable = previous is None and self.text_detector is None and self.use_graphs
         pixels = frames.colour if isinstance(frames, Mipmaps) else frames
         small = pixels is None or pixels.numel() <= 3 * MOST_REPLAYED_PIXELS
@@ -252,6 +262,7 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
         cells: Grid,
         budget: Budget,
         previous: PreviousFrame | None,
+        leeway: float,
         weights: object = None,
     ) -> _Results:
         """Everything that needs no transfer to the host; `weights` only tells recordings apart."""
@@ -273,9 +284,14 @@ class ARRCOCLayer(PretrainedModule, TokenSelector):
                 visited = previous.fixations.flatten(1) > 0
             ends = extremes(tokens, words, balance.relevance, frames)
             text = text_channel(by_frame, self.config.channels, cells != grid)
+        focus = None if attended is None else focus_of(attended)
+        if leeway != 1:
+            known = participation.match.new_zeros(batch) if focus is None else focus
+            moved = self.steering(self.steering.describe(balance.context, known, cell_count(cells)))
+            balance = balance._replace(tensions=steer(balance.tensions, moved))
         plan = self.allocator.plan(
             balance.relevance, features, balance.tensions, budget, structure, participation.match, visited, text,
-            None if attended is None else focus_of(attended),
+            focus, leeway,
         )  # fmt: skip
         scores = torch.stack([information, perspectival, participation.score], dim=1)
         return scores, balance, plan, by_frame, participation.pull, ends

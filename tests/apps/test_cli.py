@@ -439,7 +439,7 @@ def ask(checkpoint, *arguments):
 
 
 def test_ask_answers_and_says_what_it_cost(pictures, checkpoint):
-    result = ask(checkpoint, pictures / "scene.png", QUESTION, "--overlay", "seen.png")
+    result = ask(checkpoint, pictures / "scene.png", QUESTION, "--budget", "0.25", "--overlay", "seen.png")
     assert result.exit_code == 0, result.stderr or repr(result.exception)
     lines = result.stdout.splitlines()
     assert any(line.startswith("tokens") and "64 of 256 (budget 0.25)" in line for line in lines)
@@ -466,7 +466,8 @@ def test_ask_as_json_has_these_fields(pictures, checkpoint):
     assert facts["model"] == str(checkpoint)
     full = json.loads(ask(checkpoint, pictures / "scene.png", QUESTION, "--json", "--mode", "full").stdout)
     assert (full["tokens"], full["budget"], full["weights"]) == ({"full": 256, "used": 256}, None, None)
-    grid = json.loads(ask(checkpoint, pictures / "scene.png", QUESTION, "--json", "--selector", "grid").stdout)
+    short = ("--json", "--budget", "0.25")
+    grid = json.loads(ask(checkpoint, pictures / "scene.png", QUESTION, *short, "--selector", "grid").stdout)
     assert (grid["strategy"], grid["selector"], grid["tokens"]["used"]) == ("grid", "grid", 64)
 
 
@@ -543,7 +544,7 @@ def test_ask_says_what_happened_in_every_mode():
 @pytest.mark.slow
 def test_ask_tells_of_conversions_beside_its_output(pictures):
     Image.new("RGBA", (1600, 800), (255, 0, 0, 128)).save("clear.png")
-    result = invoke("ask", "clear.png", QUESTION, "--json")
+    result = invoke("ask", "clear.png", QUESTION, "--budget", "0.25", "--json")
     assert json.loads(result.stdout)["model"] == "embedded"
     assert result.stderr.splitlines() == [
         "The picture is transparent and was laid on white.",
@@ -648,7 +649,7 @@ def test_look_with_a_model_keeps_the_cells_that_ask_reads(pictures, checkpoint):
     """A model that was trained with a chat template reads its question inside of it."""
     facts = look_json(pictures / "scene.png", QUESTION, "--model", checkpoint)
     vlm = ARRCOCQwen.from_pretrained(checkpoint)
-    (_, _, columns), cells = vlm.answer(pictures / "scene.png", QUESTION, max_new_tokens=1).kept[0]
+    (_, _, columns), cells = vlm.answer(pictures / "scene.png", QUESTION, budget=0.25, max_new_tokens=1).kept[0]
     assert [row * columns + column for row, column in facts["kept"]] == cells.tolist()
 
 

@@ -209,7 +209,7 @@ def test_nothing_readable_never_becomes_a_report(tmp_path):
     [
         (("--selectors", "visionzap"), "no selector is named 'visionzap'; use arr-coc,"),
         (("--tasks", "scene"), "scenes"),
-        (("--budgets", "0.25,x"), "`budgets` must be shares such as 0.25 or numbers such as 64, got 'x'"),
+        (("--budgets", "0.25,x"), "`budgets` must be shares such as 0.25, numbers such as 64, or auto, got 'x'"),
         (("--budgets", "0"), "at least 1 token"),
         (("--budgets", ","), "`budgets` is empty"),
         (("--selectors", ","), "`--selectors` is empty"),

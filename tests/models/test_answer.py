@@ -196,7 +196,8 @@ def test_a_failing_selection_is_named_in_the_answer(vlm, picture, caplog):
             raise RuntimeError("no idea")
 
     answer = ARRCOCQwen(vlm.model, vlm.processor, Failing()).answer(picture, "what?", **SHORT)
-    assert (answer.strategy, answer.reason) == ("all", "selection failed: no idea")
+    assert answer.strategy == "all"
+    assert answer.reason.endswith("selection failed: no idea")
     assert answer.tokens.used == answer.tokens.full == 96
     assert len(caplog.records) == 1
 
@@ -318,7 +319,7 @@ def test_it_works_with_no_network_and_no_torchvision_in_a_new_process(directory,
     code = (
         "import sys; sys.modules['torchvision'] = None\n"
         "from arr_coc import ARRCOCQwen\n"
-        f"print(ARRCOCQwen.from_pretrained({str(directory)!r}).answer({str(picture)!r}, 'what?').tokens)\n"
+        f"print(ARRCOCQwen.from_pretrained({str(directory)!r}).answer({str(picture)!r}, 'what?', budget=0.25).tokens)\n"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}

@@ -243,11 +243,12 @@ def test_saved_layers_keep_their_choice_and_older_ones_start_as_new(tmp_path):
 
     state = load_file(tmp_path / "model.safetensors")
     old = {name: value for name, value in state.items() if name not in ARRCOCLayer.added}
-    assert len(old) == len(state) - 2
+    assert len(old) == len(state) - 8
     save_file(old, tmp_path / "model.safetensors")
     opened = ARRCOCLayer.from_pretrained(tmp_path)
     assert torch.equal(opened.balancer.following, make_layer(model).balancer.following)
     assert not opened.balancer.trust.weight.any()
+    assert not opened.steering.correction[-1].weight.any()
 
 
 def test_answers_teach_how_far_to_follow():

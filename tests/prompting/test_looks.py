@@ -384,7 +384,32 @@ def test_an_answer_says_how_it_came_about(vlm):
     assert answer.tokens.used == sum(look.tokens for look in answer.looks)
     assert answer.reason.startswith(f"{answer.sure:.2f} sure after 3 looks (")
     assert isinstance(answer.looks[0], Look)
-    assert vlm.answer(photo(160, 120), "what is it?", **SHORT).looks == ()
+    assert vlm.answer(photo(160, 120), "what is it?", mode="prune", **SHORT).looks == ()
+
+
+def test_a_call_that_names_neither_mode_nor_budget_is_auto(vlm):
+    picture, question = photo(480, 360), "what is it?"
+    plain = vlm.answer(picture, question, **SHORT)
+    assert plain.looks
+    assert plain.text == vlm.answer(picture, question, mode="auto", **SHORT).text
+    for options in ({"budget": 0.25}, {"budget": "auto"}, {"mode": "prune"}):  # as ever
+        assert vlm.answer(picture, question, **options, **SHORT).looks == ()
+    named = ARRCOCQwen(vlm.model, vlm.processor, vlm.selector, mode="saccade")
+    assert named.answer(picture, question, **SHORT).mode == "saccade"
+    few = ARRCOCQwen(vlm.model, vlm.processor, vlm.selector, budget=7).answer(picture, question, **SHORT)
+    assert (few.tokens.used, few.looks) == (7, ())
+
+
+def test_an_answer_is_finished_if_the_selection_fails(vlm, caplog):
+    class Failing(ByScore):
+        def select(self, queries, budget=None):
+            raise RuntimeError("no idea")
+
+    picture, question = photo(480, 360), "what is it?"
+    answer = ARRCOCQwen(vlm.model, vlm.processor, Failing()).answer(picture, question, looks=NEVER, **SHORT)
+    assert answer.text == vlm.answer(picture, question, mode="full", **SHORT).text
+    assert [look.then for look in answer.looks] == ["whole"]
+    assert len(caplog.records) == 1
 
 
 def test_answers_of_a_batch_are_those_of_one_by_one(vlm):

@@ -17,8 +17,8 @@ ANSWERS = PROXY | {
 
 
 def test_the_rate_is_the_stages_unless_it_is_given():
-    rates = {stage: TrainConfig(["scenes"], "out", stage).highest_rate for stage in STAGES}
-    assert rates == {"proxy": 3e-3, "distill": 3e-3, "answers": 1e-3, "hard": 1e-3}
+    rates = {stage: TrainConfig(["scenes"], "out", stage, thrift=0.1).highest_rate for stage in STAGES}
+    assert rates == {"proxy": 3e-3, "distill": 3e-3, "answers": 1e-3, "hard": 1e-3, "trials": 3e-3}
     assert TrainConfig(["scenes"], "out", rate=0.5).highest_rate == 0.5
 
 
@@ -50,7 +50,7 @@ def test_a_run_goes_on_with_the_same_settings_only(tmp_path):
     ("settings", "said"),
     [
         ({"data": []}, "`data` is empty"),
-        ({"stage": "seven"}, "`stage` must be proxy, distill, answers or hard, got 'seven'"),
+        ({"stage": "seven"}, "`stage` must be proxy, distill, answers, hard or trials, got 'seven'"),
         ({"estimator": "magic"}, "`estimator` must be gate, gumbel, reinforce, soft or none, got 'magic'"),
         ({"reward": "money"}, "`reward` must be likelihood or accuracy, got 'money'"),
         ({"mode": "weight"}, "`mode` must be prune or saccade, got 'weight'"),

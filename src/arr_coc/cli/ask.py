@@ -57,13 +57,13 @@ def ask(
     model: Model = None,
     selector: SelectorName = None,
     mode: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="prune: read only the tokens that matter; saccade: the whole picture small, details where they "
-            "matter; auto: one of both, and again with more tokens until the answer is sure; weight: all tokens, "
-            "scaled by relevance; full: the plain model."
+            help="auto: one of the next two, and again with more tokens until the answer is sure; prune: read only the "
+            "tokens that matter; saccade: the whole picture small, details where they matter; weight: all tokens, "
+            "scaled by relevance; full: the plain model. [default: auto; with --budget prune]"
         ),
-    ] = "prune",
+    ] = None,
     budget: OwnBudget = None,
     introspect: OwnIntrospect = None,
     compress: OwnCompress = None,
@@ -79,8 +79,11 @@ def ask(
     """Answer a question about a picture, reading only the tokens that matter."""
     with one_line_errors():
         tokens = None if budget is None else parse_budget(budget)
+        usual = mode or ("auto" if tokens is None else "prune")
         asked = parse_introspect(introspect)
-        gaze, looks = parse_gaze(compress, mode), _parse_looks(sure, mode)
+        gaze, looks = parse_gaze(compress, usual), _parse_looks(sure, usual)
+        if gaze is not None or looks is not None:
+            mode = usual
         if selector == "oracle":
             raise ValueError(
                 "oracle must be told where to look, which the command line cannot do; use another selector"
@@ -141,7 +144,7 @@ def answer_question(
     question: str,
     model: str | None,
     selector: str | None,
-    mode: str,
+    mode: str | None,
     budget: Budget | None,
     introspect: Introspect | None,
     gaze: Gaze | None,
@@ -185,7 +188,8 @@ def answer_question(
         "mode": answer.mode,
         "looks": describe_looks(answer.looks),
         "tokens": {"full": answer.tokens.full, "used": answer.tokens.used},
-        "budget": answer.budget if mode in ("prune", "saccade") else None,  # of mode auto, sureness decides
+        # of several looks sureness decides, and where everything is read nothing has to
+        "budget": None if answer.looks or answer.tokens.used == answer.tokens.full else answer.budget,
         "strategy": answer.strategy,
         "reason": answer.reason,
         **round_labels(answer.output),

@@ -40,12 +40,12 @@ def evaluate(
     selectors: Annotated[
         str,
         typer.Option(
-            help="Names, directories or Hub ids, separated by commas; NAME@saccade uses that mode; ROW=A+B shows the "
-            "mean of trained selectors, such as seeds; or all."
+            help="Names, directories or Hub ids, separated by commas; NAME@saccade and NAME@auto use these modes; "
+            "ROW=A+B shows the mean of trained selectors, such as seeds; or all."
         ),
     ] = "all",
     budgets: Annotated[
-        str, typer.Option(help="Ratios or numbers of tokens, separated by commas.")
+        str, typer.Option(help="Ratios, numbers of tokens, or auto, separated by commas.")
     ] = "0.5,0.25,0.125,0.06",
     limit: Annotated[int, typer.Option(min=1, help="Questions per task.")] = 100,
     model: Model = None,

@@ -66,7 +66,7 @@ def answer_file(
     batch_size: int,
     model: str | None,
     selector: str | None,
-    mode: str,
+    mode: str | None,
     budget: Budget | None,
     introspect: Introspect | None,
     gaze: Gaze | None,

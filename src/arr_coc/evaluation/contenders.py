@@ -12,13 +12,14 @@ from arr_coc.gaze.compression import Compress
 from arr_coc.gaze.plan import Gaze
 from arr_coc.inference.load import current_name, is_embedded, load_selector, selector_names
 from arr_coc.prompting.settings import Mode
-from arr_coc.selectors.contract import LanguageSelector, Selector
+from arr_coc.selectors.contract import LanguageSelector, Selector, TokenSelector
 from arr_coc.selectors.registry import UnknownSelectorError, create_selector, find_class, list_selectors
 
 OURS = TRAINED
 FULL = "full"
 SACCADE = "@saccade"
 ASKED = "@asked"
+AUTO = "@auto"
 COMPRESSED = {f"@{how}": how for how in get_args(Compress)}
 
 
@@ -86,7 +87,7 @@ def rename(name: str, embedded: bool) -> str:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """The name of a selector, and what follows it: `@asked`, `@saccade`, `@pool`, `@wrong`, several, or nothing.
+    """The name of a selector, and what follows it: `@asked`, `@auto`, `@saccade`, `@wrong`, several, or nothing.
 
     Example:
 
@@ -98,7 +99,7 @@ def split_name(name: str) -> tuple[str, str]:
     ```
     """
     plain = name
-    while plain.endswith((WRONG, SACCADE, ASKED, *COMPRESSED)):
+    while plain.endswith((WRONG, SACCADE, ASKED, AUTO, *COMPRESSED)):
         plain = plain[: plain.rindex("@")]
     return plain, name[len(plain) :]
 
@@ -119,6 +120,7 @@ def open_contenders(
     | a directory, a Hub id | a trained layer                                                                  |
     | any `NAME@saccade`    | the same, in mode `"saccade"`                                                    |
     | any `NAME@pool`       | the same with a compressed gestalt; also `@merge`, and `@conv` if it learned it  |
+    | any `NAME@auto`       | the same, in mode `"auto"`: a budget is what the last look may read              |
     | any `NAME@asked`      | an ARR-COC layer that asks the model where it looks, at every budget             |
     | any `NAME@wrong`      | the same, asked another picture's question: a control                            |
     | `all`                 | all names of the first three kinds, and of the first the other two forms         |
@@ -169,6 +171,9 @@ def _open(name: str, model: Any, known: Sequence[str]) -> Contender:
     compress = [how for ending, how in COMPRESSED.items() if ending in suffix]
     if (SACCADE in suffix or compress) and not selector.can_saccade:
         raise ValueError(f"{plain} has no saccade mode, got {name!r}; use {plain} or {known[1]}")
+    if AUTO in suffix and (SACCADE in suffix or not isinstance(selector, TokenSelector)):
+        why = "two modes" if SACCADE in suffix else f"{plain} takes one look"
+        raise ValueError(f"mode auto looks until the answer is sure, but {name!r} names {why}; use {plain}")
     if WRONG in suffix and not selector.reads_question:
         raise ValueError(f"{plain} does not read the question, got {name!r}; use {plain}")
     if ASKED in suffix and getattr(selector, "default_introspect", None) is None:
@@ -177,13 +182,13 @@ def _open(name: str, model: Any, known: Sequence[str]) -> Contender:
         raise ValueError(f"a gestalt is compressed in one way, got {name!r}; use {plain}@{compress[0]}")
     if compress == ["conv"] and getattr(selector, "compressor", None) is None:
         raise ValueError(f"{plain} has learned no compression, got {name!r}; use {plain}@pool or {plain}@merge")
-    mode: Mode = "saccade" if SACCADE in suffix or compress else "prune"
+    mode: Mode = "auto" if AUTO in suffix else "saccade" if SACCADE in suffix or compress else "prune"
     gaze = Gaze(compress=compress[0]) if compress else None
     return Contender(name, selector, mode, WRONG in suffix, introspect="on" if ASKED in suffix else None, gaze=gaze)
 
 
 def parse_budgets(text: str) -> list[str]:
-    """Split a comma-separated list of budgets, shares or numbers of tokens, and drop repeats.
+    """Split a comma-separated list of budgets, shares, numbers of tokens or `auto`, and drop repeats.
 
     Example:
 
@@ -196,7 +201,7 @@ def parse_budgets(text: str) -> list[str]:
     """
     budgets = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not budgets:
-        raise ValueError("`budgets` is empty; give shares such as 0.25 or numbers such as 64, separated by commas")
+        raise ValueError("`budgets` is empty; give shares such as 0.25, numbers such as 64, or auto, with commas")
     for budget in budgets:
         read_budget(budget)
     return budgets
@@ -206,9 +211,11 @@ def read_budget(text: str) -> Budget | None:
     """Parse one budget; `full` gives None."""
     if text == FULL:
         return None
+    if text == "auto":
+        return "auto"
     try:
         return check_budget(float(text) if "." in text else int(text))
     except ValueError as error:
         if "`budget`" in str(error):
             raise
-        raise ValueError(f"`budgets` must be shares such as 0.25 or numbers such as 64, got {text!r}") from None
+        raise ValueError(f"`budgets` must be shares such as 0.25, numbers such as 64, or auto, got {text!r}") from None

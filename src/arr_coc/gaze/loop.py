@@ -20,8 +20,13 @@ Then = Literal["again", "sure", "whole", "last"]
 
 # A look before the last one reads this share of what the next one may read.
 GROWTH = 1 / 4
+# A look before the last one may read so many times more or fewer tokens, in mode `prune`, if the selector has learned
+# what questions need.
+LEEWAY = 4.0
 # What the last look may read unless a caller says otherwise: of a small picture a share, of a large one so many tokens.
 LAST_OF_SMALL, LAST_OF_LARGE = 0.5, 1024
+# Only so many first tokens of an answer tell how sure it is: a long one can be worded in many ways.
+COUNTED = 16
 # Pictures of at most so many cells are read whole in one look: choosing takes as long as reading.
 WHOLE = 64
 # Pictures of more cells are looked at through a gaze: encoding all cells would take longer than all the rest.
@@ -36,7 +41,7 @@ class Looks:
         rounds (`int`, *optional*, defaults to 2): most looks. Each reads about four times as much as the one before;
             the last one reads the budget of the call.
         sure (`float`, *optional*, defaults to 0.99): the least sureness of an answer, in (0, 1], after which nothing
-            more is read: the probability that the model gives to all of its tokens together.
+            more is read: the probability that the model gives to its first sixteen tokens together.
 
     Example:
 
@@ -140,7 +145,7 @@ def choose_mode(cells: int, still: bool, can_gaze: bool) -> tuple[str, str]:
 
 
 def sureness(log_probability: float) -> float:
-    """How sure an answer is: the probability that the model gives to all of its tokens together.
+    """How sure an answer is: the probability that the model gives to its first tokens together.
 
     Example:
 

@@ -26,7 +26,7 @@ from arr_coc.prompting.cache import calling, is_called
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.picture_cache import EncodingCache
 from arr_coc.prompting.question import ChatTokens, Ints, choose_chat
-from arr_coc.prompting.settings import Mode, OnError, Settings
+from arr_coc.prompting.settings import Mode, OnError, Settings, usual_mode
 from arr_coc.runtime.tensors import input_device
 from arr_coc.runtime.tracing import untraced, untraced_itself
 from arr_coc.selectors.contract import Selector
@@ -390,7 +390,7 @@ def attach(
     model: nn.Module,
     selector: Selector,
     *,
-    mode: Mode = "prune",
+    mode: Mode | None = None,
     budget: PromptBudget | None = None,
     query_layers: int = 0,
     chat: ChatTokens | None = None,
@@ -414,8 +414,9 @@ def attach(
         selector (`TokenSelector`, `PictureSelector` or `LanguageSelector`): decides which visual tokens stay. With one
             inside the language model (`fastv`), there are logits for the columns that stay, left-padded. A layer is
             moved to the model's device.
-        mode, budget, query_layers, chat, processor, on_error, gaze, encoded, introspect: as in [`prepare`]; saccades
+        mode (`str`, *optional*): as in [`prepare`]; by default `"auto"`, or `"prune"` if there is a budget. Saccades
             are cut from the processor's pixels.
+        budget, query_layers, chat, processor, on_error, gaze, encoded, introspect: as in [`prepare`].
         full_logits (`bool`, *optional*, defaults to `False`): put `forward`'s logits at the columns of the full prompt,
             with zeros for padding and for pictures up to their last column, for losses and metrics that compare them
             with the full labels. The model's own loss does not need this. It takes as much memory as the full prompt's
@@ -444,8 +445,9 @@ def attach(
     ```
     """
     chat = choose_chat(chat, processor)
+    usual: Any = usual_mode(mode, budget, selector)
     settings = Settings(
-        mode,
+        usual,
         budget,
         None,
         query_layers,

@@ -84,7 +84,8 @@ class Conversation:
         before = self.turns if self.remember else []
         shown = [] if before else self._pictures
         turn = {"role": "user", "content": [*shown, {"type": "text", "text": question}]}
-        native = self.vlm.fit_mode(mode or self.vlm.mode, self._pictures) == "saccade"
+        usual = self.vlm.choose_mode(mode, options.get("budget"))
+        native = self.vlm.fit_mode(usual, self._pictures) == "saccade"
         if native not in self._encodings:
             self._encodings[native] = Encodings()
             self._encodings[native].prefix = Prefix()

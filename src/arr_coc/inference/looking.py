@@ -18,8 +18,10 @@ from torch import Tensor
 from arr_coc.config import PromptBudget
 from arr_coc.families.family import Family, Inputs
 from arr_coc.gaze.loop import (
+    COUNTED,
     LAST_OF_LARGE,
     LAST_OF_SMALL,
+    LEEWAY,
     Look,
     Looks,
     Then,
@@ -32,7 +34,7 @@ from arr_coc.inference.run import Run
 from arr_coc.prompting.cache import Role
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.prefix import Prefix
-from arr_coc.prompting.settings import Settings
+from arr_coc.prompting.settings import OnError, Settings
 from arr_coc.prompting.shortening import KeptCells
 from arr_coc.runtime.stopwatch import Stopwatch
 from arr_coc.selectors.contract import Selector, TokenSelector
@@ -68,7 +70,8 @@ def settle(settings: Settings, mode: str, looks: Looks | None, selector: Selecto
     if mode == "full":
         return replace(settings, mode="prune", budget=1.0, gaze=None, looks=None)
     gaze = settings.gaze if mode == "saccade" else None
-    return replace(settings, mode=mode, gaze=gaze, looks=looks)  # type: ignore[arg-type]
+    introspect = settings.introspect or "auto"  # a first look reads so little that it pays to ask
+    return replace(settings, mode=mode, gaze=gaze, looks=looks, introspect=introspect)  # type: ignore[arg-type]
 
 
 def look_until_sure(session: Session, arguments: Inputs, watch: Stopwatch) -> Run:
@@ -92,11 +95,13 @@ def look_until_sure(session: Session, arguments: Inputs, watch: Stopwatch) -> Ru
     answers: list[Any] = [None] * len(arguments["input_ids"])
     made: list[list[Look]] = [[] for _ in answers]
     ended: list[Run | None] = [None] * len(answers)  # the look that each row ended with
+    failures: list[Exception] = []
+    settings = replace(settings, on_error=_note_failures(settings.on_error, failures))
     spent = {"prefill": 0.0, "decode": 0.0}  # which a session measures for its own call alone
     while True:
         share, last = shares.pop(0), not shares
         going = [row for row, answer in enumerate(answers) if answer is None]
-        meter = _Meter(family, arguments, least_log_probability(looks.sure))
+        meter = _Meter(family, arguments, least_log_probability(looks.sure), failures)
         given = {**arguments, "logits_processor": [*(arguments.get("logits_processor") or ()), meter]}
         held = None if last or streamer is None else _Held(streamer)
         if held is not None:
@@ -104,13 +109,15 @@ def look_until_sure(session: Session, arguments: Inputs, watch: Stopwatch) -> Ru
         if not last:
             given["stopping_criteria"] = [*(arguments.get("stopping_criteria") or ()), meter.is_unsure]
         rows = going if can_take_rows(arguments) else None
-        run = session.with_settings(replace(settings, share=share)).generate(given, watch, rows)
+        leeway = 1.0 if last or settings.mode != "prune" else LEEWAY
+        run = session.with_settings(replace(settings, share=share, leeway=leeway)).generate(given, watch, rows)
         spent = {name: total + watch.milliseconds.get(name, 0.0) for name, total in spent.items()}
         generated: Any = run.generated
         sure = [sureness(value) for value in meter.total.tolist()]
         known = _count_known(run)
         parts = run.split(len(answers))
         whole = run.used >= run.full or run.failure is not None  # there is nothing more to see
+        last = last or run.failure is not None
         for place, row in enumerate(range(len(answers)) if run.rows is None else run.rows):
             if answers[row] is not None:
                 continue
@@ -130,6 +137,19 @@ def look_until_sure(session: Session, arguments: Inputs, watch: Stopwatch) -> Ru
     if watch.on:
         watch.milliseconds |= spent
     return _finish(run, made, answers, ended, arguments, family)
+
+
+def _note_failures(on_error: OnError, failures: list[Exception]) -> OnError:
+    """What to do if the selection fails: as the caller wants, and note it, so that the answer is not broken off."""
+    if on_error == "raise":
+        return on_error
+
+    def note(error: Exception) -> None:
+        failures.append(error)
+        if callable(on_error):
+            on_error(error)
+
+    return note
 
 
 def _last_budget(settings: Settings) -> PromptBudget:
@@ -192,13 +212,15 @@ class _Meter:
         family (`Family`): the opened model.
         arguments (`Mapping`): of `generate`.
         least (`float`): below it a row is not sure enough.
+        failures (`list[Exception]`): if there is one, everything is read, and no answer is broken off.
     """
 
-    def __init__(self, family: Family, arguments: Inputs, least: float) -> None:
+    def __init__(self, family: Family, arguments: Inputs, least: float, failures: Sequence[Exception]) -> None:
         device, ends = arguments["input_ids"].device, family.option(arguments, "eos_token_id")
         self._ends = torch.tensor([] if ends is None else ends, device=device).flatten()
         self._least, self._going = least, torch.ones(0, dtype=torch.bool)
         self.total = torch.zeros(0)  # [B] of the rows that are generated, once the first token is
+        self._count, self._failures = 0, failures
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """As a logits processor, which changes nothing."""
@@ -207,13 +229,15 @@ class _Meter:
         else:
             self._going = torch.ones(len(scores), dtype=torch.bool, device=scores.device)
             self.total = torch.zeros(len(scores), device=scores.device)
-        likeliest = scores.float().log_softmax(dim=-1).amax(dim=-1)  # [B, V] -> [B]
-        self.total += torch.where(self._going, likeliest, 0.0)
+        self._count += 1
+        if self._count <= COUNTED:
+            likeliest = scores.float().log_softmax(dim=-1).amax(dim=-1)  # [B, V] -> [B]
+            self.total += torch.where(self._going, likeliest, 0.0)
         return scores
 
     def is_unsure(self, input_ids: Tensor, scores: Any, **options: Any) -> Tensor:
         """As a stopping criterion: what comes after a token makes an answer no surer."""
-        return self.total < self._least
+        return (self.total < self._least) & (not self._failures)
 
 
 class _Held:

@@ -99,7 +99,12 @@ class Run:
         return sum(self.encoded_counts)
 
     def processed(self, layers: int) -> list[int]:
-        """Number of visual tokens that each of the language model's layers processed, to choose and to answer."""
+        """Number of visual tokens that each of the language model's layers processed, to choose and to answer.
+
+        Of several looks those of all; then the record must be that of one row.
+        """
+        if len(self.looks) == 1:  # of one row
+            return [sum(look.tokens for look in self.looks[0])] * layers
         everything, deep = self.inside_layer or 0, layers if self.glanced_layers is None else self.glanced_layers
         read = [self.full if layer < everything else self.used for layer in range(layers)]
         return [count + sum(self.glanced_counts) * (layer < deep) for layer, count in enumerate(read)]

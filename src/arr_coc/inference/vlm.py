@@ -46,7 +46,7 @@ from arr_coc.inference.session import Session
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.picture_cache import EncodingCache
 from arr_coc.prompting.question import ChatTokens
-from arr_coc.prompting.settings import Mode, OnError, Settings
+from arr_coc.prompting.settings import Mode, OnError, Settings, usual_mode
 from arr_coc.realizing import ARRCOCLayer
 from arr_coc.runtime.stopwatch import Stopwatch
 from arr_coc.runtime.tensors import input_device
@@ -96,7 +96,8 @@ class ARRCOCQwen(nn.Module):
         model (`nn.Module`): a supported model.
         processor (`ProcessorMixin`): the model's processor.
         selector (`TokenSelector`, `PictureSelector` or `LanguageSelector`): decides which visual tokens stay.
-        mode, budget, query_layers, on_error, gaze, introspect: as in [`prepare`].
+        mode (`str`, *optional*): as in [`attach`].
+        budget, query_layers, on_error, gaze, introspect: as in [`prepare`].
         graphs (`bool`, *optional*, defaults to `True`): as in [`attach`].
         looks (`Looks`, *optional*): as in [`attach`].
 
@@ -120,7 +121,7 @@ class ARRCOCQwen(nn.Module):
         processor: Any,
         selector: Selector,
         *,
-        mode: Mode = "prune",
+        mode: Mode | None = None,
         budget: PromptBudget | None = None,
         query_layers: int = 0,
         on_error: OnError = "full",
@@ -134,10 +135,12 @@ class ARRCOCQwen(nn.Module):
         if family.headless:
             raise ValueError("this model has no head, so it cannot answer; use `attach` or `prepare` for embeddings")
         chat = ChatTokens.from_tokenizer(processor.tokenizer)
+        usual: Any = usual_mode(mode, budget, selector)
         settings = Settings(
-            mode, budget, None, query_layers, chat, on_error, None, gaze, graphs=graphs, introspect=introspect,
+            usual, budget, None, query_layers, chat, on_error, None, gaze, graphs=graphs, introspect=introspect,
             looks=looks,
         )  # fmt: skip
+        self._named_mode = mode
         self.model = model
         self.processor = processor
         originals = model.__call__, model.generate
@@ -198,7 +201,7 @@ class ARRCOCQwen(nn.Module):
         base: str | Path | None = None,
         selector: str | Path | Selector | None = None,
         *,
-        mode: Mode = "prune",
+        mode: Mode | None = None,
         budget: PromptBudget | None = None,
         query_layers: int = 0,
         on_error: OnError = "full",
@@ -225,7 +228,8 @@ class ARRCOCQwen(nn.Module):
                 `"arr-coc-untrained"` is the layer before training, for any model. The default is the first for the
                 embedded model and the second for others, with a warning in the log. A selector trained with LoRA
                 also loads its adapter; one trained with the model's last layers also loads that model.
-            mode, budget, query_layers, on_error, gaze, introspect: as in [`prepare`].
+            mode (`str`, *optional*): as in [`attach`].
+            budget, query_layers, on_error, gaze, introspect: as in [`prepare`].
             graphs (`bool`, *optional*, defaults to `True`): as in [`attach`].
             looks (`Looks`, *optional*): as in [`attach`].
             dtype, device_map, attn_implementation, revision: of the model, as in transformers; the embedded model is
@@ -331,7 +335,8 @@ class ARRCOCQwen(nn.Module):
                 all pictures together; overrides the object's.
             mode (`str`, *optional*): `"full"` (the plain model), `"prune"`, `"weight"`, `"saccade"`, which looks at
                 the pictures at their own resolution, or `"auto"`, which chooses among them by the size of the pictures
-                and looks again until the answer is sure; overrides the object's.
+                and looks again until the answer is sure; overrides the object's. A call that names none, of an object
+                that names none, is `"auto"`, or `"prune"` if there is a budget.
             gaze (`Gaze`, *optional*): for mode `"saccade"`; overrides the object's.
             introspect (`"auto"`, `"on"`, `"off"` or `int`, *optional*): as in [`prepare`]; overrides the object's.
             looks (`Looks`, *optional*): as in [`attach`]; overrides the object's.
@@ -436,10 +441,10 @@ class ARRCOCQwen(nn.Module):
         answers = answer_batches(questions, batch_size, make_prompt, generate)
         return answers if return_exceptions else raise_exceptions(answers)
 
-    @property
-    def mode(self) -> str:
-        """The mode of a call that names none."""
-        return self._calls.session.settings.mode
+    def choose_mode(self, mode: str | None, budget: PromptBudget | None) -> str:
+        """The mode of a call: what it names, otherwise the object's, otherwise what its budget suggests."""
+        usual = self._calls.session.settings.budget
+        return usual_mode(mode or self._named_mode, usual if budget is None else budget, self.selector)
 
     def look(
         self, pictures: PictureLike | Message | Iterable[PictureLike | Message], *, remember: bool = True
@@ -504,20 +509,20 @@ class ARRCOCQwen(nn.Module):
     ) -> tuple[AnswerMode, Settings]:
         """The mode and the settings of a call: what it names, otherwise the object's."""
         defaults = self._calls.session.settings
-        mode = mode or defaults.mode
-        if mode not in get_args(AnswerMode):
-            raise ValueError(f"`mode` must be one of {', '.join(get_args(AnswerMode))}, got {mode!r}")
+        named: Any = self.choose_mode(mode, budget)
+        if named not in get_args(AnswerMode):
+            raise ValueError(f"`mode` must be one of {', '.join(get_args(AnswerMode))}, got {named!r}")
         settings = replace(
             defaults,
-            mode="prune" if mode == "full" else mode,
+            mode="prune" if named == "full" else named,
             budget=defaults.budget if budget is None else budget,
-            gaze=gaze or (defaults.gaze if mode in ("auto", "saccade") else None),
-            looks=(looks or defaults.looks) if mode in ("auto", "prune", "saccade") else looks,
-            introspect=None if mode == "full" else defaults.introspect if introspect is None else introspect,
+            gaze=gaze or (defaults.gaze if named in ("auto", "saccade") else None),
+            looks=(looks or defaults.looks) if named in ("auto", "prune", "saccade") else looks,
+            introspect=None if named == "full" else defaults.introspect if introspect is None else introspect,
             details=details,
             encoded=encoded,
         )
-        return mode, settings
+        return named, settings
 
     def _make_prompt(
         self, conversations: Sequence[list[dict[str, Any]]], settings: Settings

@@ -181,6 +181,10 @@ class Encodings:
         features, *deepstack = (torch.cat(level) for level in zip(*rows, strict=True))
         return Encoded(features, tuple(deepstack))
 
+    def knows_attended(self, key: Hashable) -> bool:
+        """Whether the model was asked where it looks; `key` as in [`~Encodings.attended`]."""
+        return self._attended[0] == key
+
     def attended(self, key: Hashable, ask: Callable[[], list[Tensor]]) -> tuple[list[Tensor], bool]:
         """Where the model looks at each picture, and whether it was asked just now; kept for the last question.
 

@@ -104,6 +104,8 @@ class Pruning(Shortening):
         """Whether the model is asked where it looks: if it is wanted, and some tokens have to go."""
         if self.introspect == "off":
             return False
+        if self._has_asked(layers_to_read(self.family, self.introspect)):
+            return True
         counts = self.prompt.counts
         usual = self.selector.default_budget
         kept = [
@@ -145,6 +147,7 @@ class Pruning(Shortening):
                     deepstack=tuple(level[rows].detach() for level in encoded.deepstack),
                     attended=paid,
                     details=self.settings.details,
+                    leeway=self.settings.leeway,
                 )
             )
         return queries

@@ -6,7 +6,7 @@ position of its cell in the full picture.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -108,7 +108,7 @@ class Saccading(Shortening):
         self.gestalts = make_gestalts(self.encoded, self.plans, self.grids, self.words, self.gaze, self.compressor)
         if self._asks_the_model():
             self.asked_layers = layers_to_read(self.family, self.introspect)
-            self.attended = self._ask(self._introspect, *(plan.overview for plan in self.plans))
+            self.attended = self._ask(self._introspect, *self._overviews())
         attended: Sequence[Tensor | None] = self.attended or [None] * len(self.plans)
         queries = [
             VisualQuery(gestalt.tokens, plan.gestalt, words.to(gestalt.tokens), plan.windows, mipmaps,
@@ -130,9 +130,14 @@ class Saccading(Shortening):
         """Whether the model is asked where it looks: if it is wanted, and there are windows to choose."""
         if self.introspect == "off" or all(plan.saccades == 0 for plan in self.plans):
             return False
+        if self._has_asked(layers_to_read(self.family, self.introspect), *self._overviews()):
+            return True
         # where saccades replace tokens of the gestalt, nearly all tokens may become saccades
         kept = [plan.tokens if plan.drop and plan.saccades else plan.saccades for plan in self.plans]
         return self.introspect != "auto" or is_tight(self.selector, kept, self.grids)
+
+    def _overviews(self) -> list[Hashable]:
+        return [plan.overview for plan in self.plans]
 
     def _introspect(self) -> list[Tensor]:
         """Let the model read the gestalts; what it reads before the question need not be read again, in one row."""

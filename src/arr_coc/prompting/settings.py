@@ -15,9 +15,32 @@ from arr_coc.gaze.plan import Gaze
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.picture_cache import EncodingCache
 from arr_coc.prompting.question import ChatTokens
+from arr_coc.selectors.contract import DEFAULT_RATIO, Selector
 
 Mode = Literal["auto", "prune", "weight", "saccade"]
 OnError = Literal["full", "raise"] | Callable[[Exception], object]
+
+
+def usual_mode(mode: str | None, budget: PromptBudget | None, selector: Selector) -> str:
+    """The mode of a call that may leave it open: then `"auto"`, or `"prune"` if it says how many tokens to keep.
+
+    Args:
+        mode (`str`, *optional*), budget (`int`, `float`, `"auto"` or `dict`, *optional*): of the call.
+        selector (`Selector`): may have a budget of its own, other than the one that all have.
+
+    Example:
+
+    ```python
+    >>> from arr_coc import create_selector
+    >>> from arr_coc.prompting.settings import usual_mode
+    >>> grid = create_selector("grid")
+    >>> usual_mode(None, None, grid), usual_mode(None, 0.25, grid), usual_mode("saccade", None, grid)
+    ('auto', 'prune', 'saccade')
+
+    ```
+    """
+    named = budget is not None or getattr(selector, "default_budget", DEFAULT_RATIO) != DEFAULT_RATIO
+    return mode or ("prune" if named else "auto")
 
 
 @dataclass(frozen=True)
@@ -31,6 +54,8 @@ class Settings:
         introspect (`"auto"`, `"on"`, `"off"` or `int`, *optional*): by default the selector's own.
         looks (`Looks`, *optional*): look again until an answer is sure; by default one look, in mode `auto` two.
         share (`float`, *optional*, defaults to 1.0): of the budget, in saccades of the cells, that this look reads.
+        leeway (`float`, *optional*, defaults to 1.0): how many times more or fewer tokens than that a selector may keep
+            in mode `prune`, as the question needs.
     """
 
     mode: Mode = "prune"
@@ -48,6 +73,7 @@ class Settings:
     introspect: Introspect | None = None
     looks: Looks | None = None
     share: float = 1.0
+    leeway: float = 1.0
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):

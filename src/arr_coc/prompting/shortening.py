@@ -141,10 +141,18 @@ class Shortening(ABC):
         """Ask the model where it looks, unless it has said so for the same prompt and details in an earlier look."""
         if self.shared is None:
             return ask()
-        ids = self.prompt.ids
-        found, asked = self.shared.attended((ids.tobytes(), ids.shape, tuple(self.asked_layers), details), ask)
+        found, asked = self.shared.attended(self._name_asking(self.asked_layers, details), ask)
         self.known = not asked
         return found
+
+    def _name_asking(self, layers: Sequence[int], details: Sequence[Hashable]) -> Hashable:
+        """What makes the model look elsewhere: the prompt, the layers that are read, and details."""
+        ids = self.prompt.ids
+        return ids.tobytes(), ids.shape, tuple(layers), tuple(details)
+
+    def _has_asked(self, layers: Sequence[int], *details: Hashable) -> bool:
+        """Whether an earlier look has asked the model the same, so that asking costs nothing."""
+        return self.shared is not None and self.shared.knows_attended(self._name_asking(layers, details))
 
     def count_encoded(self) -> list[int]:
         """For each picture, the tokens that `encode` has made of it."""

@@ -54,6 +54,8 @@ class VisualQuery:
             asked the question, for selectors that introspect.
         details (`bool`, *optional*, defaults to `False`): whether the layer's output keeps its texture and the pull of
             each word.
+        leeway (`float`, *optional*, defaults to 1.0): how many times more or fewer tokens than the budget a selector
+            may keep if it finds that the question needs so many.
 
     Example:
 
@@ -76,8 +78,13 @@ class VisualQuery:
     deepstack: tuple[Tensor, ...] = field(default=(), repr=False)
     attended: Tensor | None = field(default=None, repr=False)
     details: bool = False
+    leeway: float = 1.0
 
     def __post_init__(self) -> None:
+        if not self.leeway >= 1:
+            raise ValueError(
+                f"`leeway` must be at least 1, got {self.leeway}; 1 keeps as many tokens as the budget says"
+            )
         grid = check_grid(self.grid)
         object.__setattr__(self, "grid", grid)
         cells = grid if self.cells == _SAME_AS_GRID else check_grid(self.cells, "cells")

@@ -39,7 +39,7 @@ def group_queries(queries: Sequence[VisualQuery]) -> Iterator[tuple[list[int], d
     for place, query in enumerate(queries):
         picture = query.picture
         form = (tuple(picture.shape), picture.dtype) if isinstance(picture, Tensor) else picture and picture.form
-        groups[query.grid, query.cells, form, query.attended is None, query.details].append(place)
+        groups[query.grid, query.cells, form, query.attended is None, query.details, query.leeway].append(place)
     for places in _limit(queries, groups.values()):
         group = [queries[place] for place in places]
         lengths = [query.words.shape[0] for query in group]
@@ -58,6 +58,7 @@ def group_queries(queries: Sequence[VisualQuery]) -> Iterator[tuple[list[int], d
                 "grid": group[0].grid,
                 "cells": group[0].cells,
                 "details": group[0].details,
+                "leeway": group[0].leeway,
             },
         )
 

@@ -84,13 +84,9 @@ class AnswersTask(nn.Module):
         selector.generator = torch.Generator().manual_seed(batch.draw)
         settings = replace(self.settings, budget=budget)
         run = Session(self.family, selector, settings).prepare(batch.inputs)
-        labels = run.inputs.pop("labels")
         detached = config.estimator == "reinforce" and not len(self.tuned)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not detached):
-            # only where answers are: a large vocabulary at every token of a prompt would take gigabytes
-            last = labels.shape[1] - int((labels != -100).any(dim=0).int().argmax()) + 1
-            logits = self._base[0](**run.inputs, use_cache=False, logits_to_keep=last).logits
-            loss, right = answer_losses(logits, labels[:, -last:])
+            loss, right = read_answers(self._base[0], run.inputs)
         losses = {"answer": (loss * batch.weights).mean()}
         if self.baseline is not None:
             reward = -loss.detach() if config.reward == "likelihood" else right
@@ -109,6 +105,16 @@ def _reinforced(thought: Tensor, selector: EstimatingSelector, reward: Tensor, w
         better = (better - better.mean()) / better.std().clamp(min=0.1)
     chance = torch.stack(selector.log_chance)
     return {"reinforce": -(better * chance * weights).mean() / 10, "baseline": F.mse_loss(thought, reward)}
+
+
+def read_answers(base: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """What [`answer_losses`] says of a model that reads a prompt with labels."""
+    labels = inputs["labels"]
+    # only where answers are: a large vocabulary at every token of a prompt would take gigabytes
+    last = labels.shape[1] - int((labels != -100).any(dim=0).int().argmax()) + 1
+    arguments = {name: value for name, value in inputs.items() if name != "labels"}
+    logits = base(**arguments, use_cache=False, logits_to_keep=last).logits
+    return answer_losses(logits, labels[:, -last:])
 
 
 def answer_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

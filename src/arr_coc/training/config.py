@@ -14,9 +14,9 @@ from arr_coc.runtime.machine import check_device
 from arr_coc.training.estimators import ESTIMATORS
 from arr_coc.training.schedule import BudgetPlan
 
-STAGES = ("proxy", "distill", "answers", "hard")
-# Those that learn from what was encoded before, and run no language model meanwhile.
-ENCODED = ("proxy", "distill")
+STAGES = ("proxy", "distill", "answers", "hard", "trials")
+# Those that learn from what was encoded or tried before, and run no language model meanwhile.
+ENCODED = ("proxy", "distill", "trials")
 REWARDS = ("likelihood", "accuracy")
 MODES = ("prune", "saccade")
 DTYPES = ("float32", "bfloat16")
@@ -46,6 +46,7 @@ class TrainConfig:
             `"proxy"` learns from boxes and maps, and runs no language model. `"distill"` learns from where the frozen
             model looks while it reads all tokens, of any pictures with any questions. `"answers"` learns from what the
             frozen model answers. `"hard"` is the same, with camouflage, needles and crowded scenes counted double.
+            `"trials"` learns how many tokens a question needs, and of which kind, from answers and a price (`thrift`).
         base (`str`, *optional*, defaults to `"embedded"`):
             Directory or Hub id of the model.
         start (`str` or `Path`, *optional*):
@@ -56,8 +57,8 @@ class TrainConfig:
         batch_size (`int`, *optional*, defaults to 32):
             Questions of a step in one process.
         rate (`float`, *optional*):
-            Highest learning rate; it falls with a cosine. By default 3e-3 for `proxy` and `distill`, and 1e-3 for the
-            others.
+            Highest learning rate; it falls with a cosine. By default 3e-3 for `proxy`, `distill` and `trials`, and 1e-3
+            for the others.
         warm_up (`int`, *optional*, defaults to 50):
             Steps until the highest rate is reached.
         seed (`int`, *optional*, defaults to 0):
@@ -71,8 +72,9 @@ class TrainConfig:
         reward (`str`, *optional*, defaults to `"likelihood"`):
             Of the estimator `reinforce`, or `"accuracy"`.
         thrift (`float`, *optional*, defaults to 0.0):
-            What the tokens of budget `auto` cost in the loss. The answer's loss does not reach their number: this alone
-            pushes it, towards the layer's `min_tokens`.
+            What tokens cost. In stage `trials` the price of all tokens of a picture, where a right answer is worth 1;
+            that stage needs one. In `answers` and `hard` what those of budget `auto` cost in the loss: the answer's
+            loss does not reach their number, so that this alone pushes it, towards the layer's `min_tokens`.
         lora (`int`, *optional*, defaults to 0):
             Rank of LoRA matrices on the base's attention, saved in `out/adapter`; 0 leaves the base frozen.
         last_layers (`int`, *optional*, defaults to 0):
@@ -93,7 +95,8 @@ class TrainConfig:
         log_every (`int`, *optional*, defaults to 10):
             Steps between lines of the log.
         cache (`str` or `Path`, *optional*):
-            Where `proxy` and `distill` keep features; see [`~arr_coc.training.feature_cache.cache_directory`].
+            Where `proxy`, `distill` and `trials` keep what they learn from; see
+            [`~arr_coc.training.feature_cache.cache_directory`].
         device (`str`, *optional*, defaults to `"cpu"`):
             `"cpu"` or `"cuda"`.
         resume (`bool`, *optional*, defaults to `False`):
@@ -162,6 +165,8 @@ class TrainConfig:
         if self.compress is not None and self.mode != "saccade":
             raise ValueError(f"`compress` belongs to mode saccade, got mode {self.mode}")
         check_compress(self.compress)
+        if self.stage == "trials" and self.thrift == 0:
+            raise ValueError("stage trials learns what tokens are worth, so they need a price; give a `thrift`")
         if self.introspect is not None:
             check_introspect(self.introspect)
         BudgetPlan.parse(self.budget)
@@ -181,7 +186,9 @@ class TrainConfig:
 
     def record(self) -> dict[str, Any]:
         """What `run.json` says of these settings."""
-        names = _RECORDED if self.stage in ENCODED else _RECORDED + _ANSWERING
+        names: tuple[str, ...] = _RECORDED if self.stage in ENCODED else _RECORDED + _ANSWERING
+        if self.stage == "trials":
+            names = (*names, "thrift")
         values = {name: getattr(self, name) for name in names}
         start = None if self.start is None else str(self.start)
         return values | {"rate": self.highest_rate, "data": list(self.data), "start": start}

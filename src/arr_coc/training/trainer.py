@@ -27,6 +27,7 @@ from arr_coc.training.distill import open_distill_stage
 from arr_coc.training.losses import total
 from arr_coc.training.proxy import Progress, open_proxy_stage
 from arr_coc.training.stage import Stage
+from arr_coc.training.trials import open_trials_stage
 
 Say = Callable[[int, dict[str, float]], None]
 
@@ -59,6 +60,8 @@ def train(config: TrainConfig, say: Say | None = None, progress: Progress | None
         stage = open_proxy_stage(config, accelerator, progress)
     elif config.stage == "distill":
         stage = open_distill_stage(config, accelerator, progress)
+    elif config.stage == "trials":
+        stage = open_trials_stage(config, accelerator, progress)
     else:
         stage = open_answers_stage(config, accelerator)
     return run_steps(stage, config, accelerator, say)
