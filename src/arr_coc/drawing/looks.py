@@ -115,12 +115,13 @@ def show_looks(image: Image.Image, numbers: np.ndarray, blur: int | None = None,
     Args:
         image, blur: as in [`show_look`].
         numbers (`ndarray` of shape `[h, w]`): from [`number_cells`].
-        least (`float`, *optional*, defaults to 14): least height of a number in pixels.
+        least (`float`, *optional*, defaults to 14): least height of a number in pixels, if cells are large enough.
     """
     drawn = _dim(image, numbers > 0, blur)
     rows, columns = numbers.shape
     step = drawn.width / columns, drawn.height / rows
-    height = min(max(least, 0.36 * min(step)), 24.0)
+    # no more of a cell than half its side, but never too small to read
+    height = max(9.0, min(max(least, 0.36 * min(step)), 0.5 * min(step), 24.0))
     busy = _busy_corners(drawn, numbers.shape, 1.2 * height)
     looks = range(int(numbers.max(initial=0)), 0, -1)  # where two share an edge, it has the colour of the earlier one
     for number in looks:
