@@ -119,7 +119,7 @@ def test_an_example_answers_at_a_click_and_the_budget_moves(page):
     for _ in range(5):
         page.keyboard.press("ArrowRight")  # by keyboard alone
     page.get_by_label("Question").first.press("Enter")
-    page.locator("#stats", has_text="42 of 140 tokens").wait_for()  # 30 %
+    stats.filter(has_text="42 of 140 tokens").locator(".difference").wait_for()  # 30 %, and all is drawn
     before = page.locator("#heat img").get_attribute("src")
     opacity = page.get_by_role("spinbutton", name=re.compile("Opacity"))
     opacity.fill("0")
