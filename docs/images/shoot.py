@@ -26,6 +26,14 @@ def save(page: Page, name: str, height: int) -> None:
     print(HERE / name, picture.size)
 
 
+def save_part(page: Page, part: str, name: str) -> None:
+    """One element of the page, as a small file."""
+    page.wait_for_timeout(800)
+    picture = Image.open(io.BytesIO(page.locator(part).screenshot())).convert("RGB")
+    picture.save(HERE / name, quality=88, optimize=True)
+    print(HERE / name, picture.size)
+
+
 def main() -> None:
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if program is None:
@@ -39,7 +47,18 @@ def main() -> None:
         page.get_by_role("button", name="needle").first.click()  # the first time is of a page that just started
         page.wait_for_timeout(500)
         page.locator("#stats .difference").wait_for()
-        save(page, "demo-ask.jpg", 1400)
+        page.get_by_role("radio", name="merge", exact=True).check()
+        page.get_by_role("button", name="Compare ARR, COC and both").click()
+        page.locator("#ways figure").nth(2).wait_for()
+        save_part(page, "#ways", "demo-ways.jpg")
+        page.reload()
+        page.get_by_role("button", name="camouflage").first.click()
+        page.locator("#stats .difference").wait_for()
+        page.get_by_role("radio", name="auto", exact=True).check()
+        page.get_by_role("button", name="Ask", exact=True).click()
+        page.locator("#looks .wide img").wait_for()
+        page.locator("#stats .difference").wait_for()
+        save(page, "demo-ask.jpg", 1990)
         page.get_by_role("button", name="scene").first.click()
         page.locator("#stats", has_text="35 of 140").wait_for()
         page.locator("#stats .difference").wait_for()

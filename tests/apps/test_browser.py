@@ -119,12 +119,49 @@ def test_an_example_answers_at_a_click_and_the_budget_moves(page):
     for _ in range(5):
         page.keyboard.press("ArrowRight")  # by keyboard alone
     page.get_by_label("Question").first.press("Enter")
-    page.locator("#stats", has_text="42 of 140 tokens").wait_for()  # 30 %
+    stats.filter(has_text="42 of 140 tokens").locator(".difference").wait_for()  # 30 %, and all is drawn
     before = page.locator("#heat img").get_attribute("src")
     opacity = page.get_by_role("spinbutton", name=re.compile("Opacity"))
     opacity.fill("0")
     opacity.press("Enter")
     page.wait_for_function("before => document.querySelector('#heat img').src != before", arg=before)
+
+
+def test_looks_are_shown_in_order(page):
+    ask(page, EXAMPLES / "page.png", "what is the total?", "auto", 12)
+    page.locator("#looks .wide img").wait_for()
+    captions = page.locator("#looks figcaption b").all_inner_texts()
+    assert [caption.partition(",")[0] for caption in captions] == [
+        "look 1: 16 tokens",
+        "look 2: 62 tokens",
+        "all looks",
+    ]
+    assert "sure enough" in page.locator("#looks figure").nth(1).inner_text()
+    places = [figure.bounding_box() for figure in page.locator("#looks figure").all()]
+    assert places[0]["y"] == places[1]["y"] < places[2]["y"]
+    assert places[0]["x"] < places[1]["x"]
+    page.locator("#stats .difference").wait_for()
+    shoot(page, "looks")
+    ask(page, None, "what is the total?", "prune", 12)
+    page.locator("#looks", has_text="read in one look").wait_for()
+    assert page.locator("#looks figure").count() == 0
+
+
+def test_arr_coc_and_both_side_by_side(page):
+    ask(page, EXAMPLES / "needle.png", "what does the sign next to the black ring say?", "saccade", 25)
+    page.locator("#stats .difference").wait_for()
+    page.get_by_role("radio", name="merge", exact=True).check()
+    page.get_by_role("button", name="Compare ARR, COC and both").click()
+    page.locator("#ways figure").nth(2).wait_for()
+    assert page.locator("#ways h4").all_inner_texts() == ["ARR", "COC", "ARR-COC"]
+    assert page.locator("#ways .answer").first.inner_text() == "FTXDQB"
+    assert "compressed by merge" in page.locator("#ways figure").nth(1).inner_text()
+    tops = {round(figure.bounding_box()["y"]) for figure in page.locator("#ways figure").all()}
+    assert len(tops) == 1
+    shoot(page, "arr-and-coc")
+    page.get_by_role("radio", name="conv", exact=True).check()
+    page.get_by_role("button", name="Ask", exact=True).click()
+    page.locator("#message", has_text="has learned no compression by conv").wait_for()
 
 
 def test_the_microscope_tells_of_a_cell(page):
@@ -218,6 +255,15 @@ def test_it_fits_a_phone(browser, served, scheme):
     page.locator("#stats .difference").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     shoot(page, f"phone-{scheme}")
+    ask(page, EXAMPLES / "coffee.jpg", "is there a cup?", "auto", 25)
+    page.locator("#looks .wide img").wait_for()
+    page.locator("#stats .difference").wait_for()
+    page.get_by_role("button", name="Compare ARR, COC and both").click()
+    page.locator("#ways figure").nth(2).wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    widths = [figure.bounding_box()["width"] for figure in page.locator(".tiles figure").all()]
+    assert min(widths) > 250  # one below the other
+    shoot(page, f"phone-looks-{scheme}")
     page.get_by_role("tab", name="Microscope").click()
     page.locator("#cells img").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
@@ -54,6 +55,55 @@ def test_the_same_twice_keeps_the_same():
     assert facts["kept_by_both"] == facts["selectors"][0]["tokens"]["used"]
 
 
+def test_both_are_asked_in_the_mode(tmp_path):
+    facts = json.loads(compare("arr-coc", "grid", PICTURE, QUESTION, "--mode", "saccade", "--json").stdout)
+    assert [row["mode"] for row in facts["selectors"]] == ["saccade", "saccade"]
+    assert [row["tokens"]["used"] for row in facts["selectors"]] == [35, 35]
+    assert 0 < facts["kept_by_both"] < 20
+    result = compare("arr-coc", "grid", PICTURE, QUESTION, "--mode", "auto", "--budget", "0.12")
+    first, second, *_ = result.stdout.splitlines()
+    assert first.startswith("arr-coc: LSNHZ  (21 of 140)")  # what auto chose for so small a picture, in 4 + 17 tokens
+    assert second.startswith("grid: ")
+    with Image.open("compare.png") as sheet:
+        drawn = np.asarray(sheet.convert("RGB"))
+    assert (drawn == (179, 71, 0)).all(axis=2).any()  # the first look's cells are framed
+    facts = json.loads(
+        compare("arr-coc", "grid", PICTURE, QUESTION, "--mode", "auto", "--budget", "0.12", "--json").stdout
+    )
+    assert [look["tokens"] for look in facts["selectors"][0]["looks"]] == [4, 17]
+
+
+def test_compression_is_of_both_or_of_one():
+    command = ("arr-coc", "arr-coc", PICTURE, QUESTION, "--mode", "saccade", "--json")
+    plain, pooled = (json.loads(compare(*command, *more).stdout) for more in ((), ("--compress", "pool")))
+    one = json.loads(compare("arr-coc@saccade", "arr-coc@pool", PICTURE, QUESTION, "--json").stdout)
+    assert one["selectors"][0] == {**plain["selectors"][0], "selector": "arr-coc@saccade"}
+    assert one["selectors"][1] == {**pooled["selectors"][0], "selector": "arr-coc@pool"}
+    assert plain["selectors"][0]["weights"] != pooled["selectors"][0]["weights"]  # control: it saw something else
+    assert pooled["selectors"][0] == pooled["selectors"][1]
+
+
+def test_an_ending_goes_before_the_mode():
+    facts = json.loads(
+        compare("grid@saccade", "grid", PICTURE, QUESTION, "--mode", "auto", "--compress", "merge", "--json").stdout
+    )
+    assert [row["mode"] for row in facts["selectors"]] == ["saccade", "prune"]
+    plain = json.loads(compare("grid@saccade", "grid", PICTURE, QUESTION, "--json").stdout)
+    assert facts["selectors"][0] == plain["selectors"][0]  # not compressed
+
+
+def test_cells_of_two_sizes_are_not_counted(tmp_path):
+    """A gaze cuts cells from the picture as it is; pruning reads it as the processor made it."""
+    with Image.open(PICTURE) as picture:
+        picture.convert("RGB").resize((500, 80)).save(tmp_path / "flat.png")
+    result = compare("grid@saccade", "grid", tmp_path / "flat.png", QUESTION)
+    assert result.exit_code == 0, result.stderr
+    assert "kept by both: not counted, their cells differ in size" in result.stdout
+    assert Path("compare.png").exists()
+    facts = json.loads(compare("grid@saccade", "grid", tmp_path / "flat.png", QUESTION, "--json").stdout)
+    assert facts["kept_by_both"] is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -63,6 +113,19 @@ def test_the_same_twice_keeps_the_same():
         (("arr-coc", "grid", PICTURE, " "), "the question is empty"),
         (("arr-coc", "grid", PICTURE, QUESTION, "--out", "a.jpg"), "the output is a PNG file"),
         (("arr-coc", "grid", PICTURE, QUESTION, "--budget", "2.0"), "`budget` must be in (0, 1]"),
+        (("arr-coc", "all", PICTURE, QUESTION), "no selector is named 'all'"),
+        (("arr-coc", "grid", PICTURE, QUESTION, "--mode", "full"), "must be one of prune, saccade, auto, weight, got"),
+        (("arr-coc", "grid", PICTURE, QUESTION, "--compress", "pool"), "--compress belongs to mode saccade, got mode"),
+        (("arr-coc", "grid", PICTURE, QUESTION, "--mode", "saccade", "--compress", "zip"), "`compress` must be one of"),
+        (("arr-coc", "visionzip", PICTURE, QUESTION, "--mode", "saccade"), "visionzip has no saccade mode; use --mode"),
+        (("arr-coc", "visionzip@pool", PICTURE, QUESTION), "visionzip has no saccade mode, got 'visionzip@pool'"),
+        (("arr-coc@conv", "grid", PICTURE, QUESTION), "arr-coc has learned no compression, got 'arr-coc@conv'"),
+        (
+            ("arr-coc", "grid", PICTURE, QUESTION, "--mode", "saccade", "--compress", "conv"),
+            "arr-coc has learned no compression by conv; use --compress pool or merge",
+        ),
+        (("arr-coc@wrong", "grid", PICTURE, QUESTION), "are asked the same question, got 'arr-coc@wrong'; use arr-coc"),
+        (("arr-coc", "downsample@saccade", PICTURE, QUESTION), "downsample shrinks the picture"),
         (("a", "b", PICTURE, QUESTION), "were made for different models, one and two"),
     ],
 )

@@ -71,7 +71,13 @@ def ask(
         float | None,
         typer.Option(help="Of mode auto: how sure an answer must be, in (0, 1], to stop looking. [default: 0.99]"),
     ] = None,
-    overlay: Annotated[Path | None, typer.Option(help="Where to write a picture of what was read (PNG).")] = None,
+    overlay: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where to write a picture of what was read (PNG); after several looks, each cell has the "
+            "number of the first that saw it."
+        ),
+    ] = None,
     device: Device = "cpu",
     as_json: AsJson = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also say what the model can be asked.")] = False,
@@ -155,6 +161,7 @@ def answer_question(
     """Open the model, ask, and draw the overlay; returns what the command prints."""
     from arr_coc.cli.facts import describe_conversions, describe_looks, round_labels
     from arr_coc.config import EMBEDDED, ARRCOCConfig
+    from arr_coc.drawing.looks import draw_looks
     from arr_coc.drawing.overlay import draw_gaze, draw_overlay
     from arr_coc.drawing.png_file import save_image
     from arr_coc.inference.load import SCOPE, find_names, quiet_loading
@@ -179,6 +186,8 @@ def answer_question(
     cell = ARRCOCConfig.for_model(vlm.model).cell_pixels
     if overlay is not None:
         draw = draw_gaze if answer.mode == "saccade" else draw_overlay
+        if len(answer.looks) > 1:
+            draw = draw_looks
         save_image(draw(opened.image, answer, cell), overlay)
     (_, rows, columns), _ = answer.kept[0]
     # some selectors resize the picture themselves, and saccades are cut from the picture as it is

@@ -12,10 +12,12 @@ from PIL import Image, ImageDraw
 
 from arr_coc.demo.snapshot import Snapshot
 from arr_coc.drawing.homunculus import draw_homunculus
+from arr_coc.drawing.looks import number_cells, seen_cells, show_look, show_looks
 from arr_coc.drawing.overlay import colour_map, mark_turns, show_gaze, show_heat, show_kept, stretch
 
 OPACITY = 0.55
 LONGEST_SIDE = 720  # pixels of a drawing: text in small pictures stays readable
+LEAST_NUMBER = 18.0  # height of a number in a drawing, which a phone shows at less than half its size
 FRAME = (230, 97, 1)  # an orange that the colour-blind can see on any map
 EDGE = (20, 20, 22)
 
@@ -45,8 +47,8 @@ def draw_read(snapshot: Snapshot) -> Image.Image:
     if len(snapshot.cells) == rows * columns:
         return image
     step = (image.width / columns, image.height / rows)
-    if snapshot.mode == "saccade":
-        blur = max(1, round(snapshot.blur * image.width / snapshot.image.width))
+    blur = _find_blur(snapshot)
+    if blur is not None:
         return show_gaze(image, snapshot.grid, snapshot.cells, step[0], blur)
     kept = show_kept(image, snapshot.tokens > 0)
     return kept if snapshot.maps is None else mark_turns(kept, snapshot.grid, snapshot.cells, step)
@@ -90,6 +92,35 @@ def cell_at(snapshot: Snapshot, x: float, y: float) -> Cell:
     rows, columns = snapshot.grid
     row, column = int(y / image.height * rows), int(x / image.width * columns)
     return min(max(row, 0), rows - 1), min(max(column, 0), columns - 1)
+
+
+def draw_seen(snapshot: Snapshot) -> Image.Image:
+    """What was read at full resolution, without numbers."""
+    return show_look(enlarge(snapshot), snapshot.tokens >= 1, 1, _find_blur(snapshot))
+
+
+def draw_look(snapshot: Snapshot, number: int) -> Image.Image:
+    """What one look, by its number, could use."""
+    return show_look(enlarge(snapshot), seen_cells(snapshot.looks[number - 1]), number, _find_blur(snapshot))
+
+
+def draw_all_looks(snapshot: Snapshot) -> Image.Image:
+    """Every cell that was seen with the number of the look that first saw it."""
+    return show_looks(enlarge(snapshot), number_cells(snapshot.looks), _find_blur(snapshot), LEAST_NUMBER)
+
+
+def encode_picture(image: Image.Image) -> str:
+    """A drawing as a data URL, so that any number of them can be shown."""
+    target = io.BytesIO()
+    image.save(target, format="JPEG", quality=88)
+    return "data:image/jpeg;base64," + base64.b64encode(target.getvalue()).decode()
+
+
+def _find_blur(snapshot: Snapshot) -> int | None:
+    """Side of a pixel of the gestalt, in pixels of a drawing; None without a gestalt."""
+    if snapshot.mode != "saccade":
+        return None
+    return max(1, round(snapshot.blur * enlarge(snapshot).width / snapshot.image.width))
 
 
 def encode_map(values: np.ndarray) -> str:

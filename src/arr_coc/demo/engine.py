@@ -7,17 +7,18 @@ import logging
 import math
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
 
-from arr_coc.config import EMBEDDED
+from arr_coc.config import EMBEDDED, Grid, cell_count
 from arr_coc.demo.snapshot import Snapshot, take_snapshot
 from arr_coc.drawing.overlay import check_drawable, is_drawable
 from arr_coc.families.family import open_family
+from arr_coc.gaze.plan import Gaze, plan_gaze
 from arr_coc.inference.load import current_name, find_names, load_selector, quiet_loading, selector_names
 from arr_coc.inference.vlm import ARRCOCQwen
 from arr_coc.pixels.files import Picture, open_picture
@@ -27,6 +28,7 @@ from arr_coc.selectors.contract import Selector
 logger = logging.getLogger(__name__)
 
 MODES = ("prune", "saccade", "auto", "weight", "full")
+GAZING = ("saccade", "auto")  # modes in which a picture may be read small
 LONGEST_QUESTION = 2000  # characters
 LONGEST_ANSWER = 64  # tokens
 MOST_OPEN = 6  # selectors that stay open
@@ -99,6 +101,8 @@ class Engine:
         share: float | None = 0.25,
         selector: str | None = None,
         streamer: Any = None,
+        gaze: Gaze | None = None,
+        tokens: int | None = None,
     ) -> Snapshot:
         """Answer a question and keep what is drawn of it.
 
@@ -108,21 +112,33 @@ class Engine:
             share (`float`): the budget, as a share of all tokens.
             selector (`str`, *optional*): name, directory or Hub id; by default the engine's.
             streamer (`BaseStreamer`, *optional*): gets the answer as it is written.
+            gaze (`Gaze`, *optional*): of modes `"saccade"` and `"auto"`; the others pass it over.
+            tokens (`int`, *optional*): the budget as a number, in place of `share`.
 
         Raises:
             [`Mistake`]: for everything that a visitor can cause.
         """
         try:
-            opened = self.check(picture, question, mode, share)
+            opened = self.check(picture, question, mode, share, gaze)
             name = str(selector or self.selector).strip()
             name = current_name(name) if self.name == EMBEDDED else name
             with self._opening:  # a download may take long, and other visitors need not wait for it
                 chosen = self._find_selector(name)
+            compress = None if gaze is None else gaze.compress
+            if compress == "conv" and mode in GAZING and getattr(chosen, "compressor", None) is None:
+                raise Mistake(f"the selector {name} has learned no compression by conv; use pool or merge")
             with self._lock:
                 vlm = ARRCOCQwen(self.vlm.model, self.vlm.processor, chosen, on_error="raise")
-                options: dict[str, Any] = {"mode": mode, "budget": share, "max_new_tokens": LONGEST_ANSWER}
+                options: dict[str, Any] = {"mode": mode, "budget": tokens or share, "max_new_tokens": LONGEST_ANSWER}
+                if mode in GAZING:
+                    options["gaze"] = gaze
                 answer = vlm.answer(opened.image, question, streamer=streamer, details=True, **options)
-            return take_snapshot(opened, question, answer.mode, name, float(share or 0), answer, self.cell)
+            whole = answer.mode != "saccade" or len(answer.kept[0][1]) == answer.tokens.full
+            used = None if whole else compress
+            taken = take_snapshot(opened, question, name, float(share or 0), answer, self.cell, used)
+            if used == compress:
+                return taken
+            return replace(taken, notes=(*taken.notes, f"nothing was compressed: {answer.mode} read no small picture"))
         except Mistake:
             raise
         except (MemoryError, torch.OutOfMemoryError):
@@ -137,7 +153,12 @@ class Engine:
                 streamer.end()
 
     def check(
-        self, picture: str | Path | Image.Image | Picture | None, question: str, mode: str, share: float | None
+        self,
+        picture: str | Path | Image.Image | Picture | None,
+        question: str,
+        mode: str,
+        share: float | None,
+        gaze: Gaze | None = None,
     ) -> Picture:
         """Open the picture; whatever cannot be asked is a [`Mistake`]."""
         if picture is None:
@@ -155,17 +176,28 @@ class Engine:
         if not 0 < share <= 1:
             raise Mistake(f"a budget of {share:.0%} leaves nothing to read; give 1 to 100 %")
         opened = picture if isinstance(picture, Picture) else _open(picture)
-        if mode in ("saccade", "auto"):
-            self._check_size(opened.image, share)
+        if mode in GAZING:
+            self._check_size(opened.image, share, gaze)
         return opened
 
-    def _check_size(self, image: Image.Image, share: float) -> None:
+    def find_grid(self, image: Image.Image) -> Grid:
+        """The cells of a picture at its own resolution."""
+        return 1, -(-image.height // self.cell), -(-image.width // self.cell)
+
+    def _check_size(self, image: Image.Image, share: float, gaze: Gaze | None) -> None:
         """Refuse a gaze that would keep other visitors waiting too long."""
-        total = -(-image.width // self.cell) * -(-image.height // self.cell)
-        most = MOST_TOKENS[self.vlm.device.type]
+        grid, most = self.find_grid(image), MOST_TOKENS[self.vlm.device.type]
+        total = cell_count(grid)
         if share * total > most:
             wanted = f"{share:.0%} of this picture is {share * total:,.0f} tokens, and {most:,} is the limit here"
             raise Mistake(f"{wanted}; use a budget of at most {max(1, math.floor(100 * most / total))} %")
+        if gaze is not None and gaze.compress is not None:
+            encoded = cell_count(plan_gaze(grid, share, gaze).encoded)
+            if encoded > most:
+                wanted = (
+                    f"to compress it, {encoded:,} tokens of this picture are encoded, and {most:,} is the limit here"
+                )
+                raise Mistake(f"{wanted}; use a smaller picture or budget, or no compression")
 
     @property
     def cell(self) -> int:

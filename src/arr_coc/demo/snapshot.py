@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from arr_coc.drawing.labels import label_channels, label_tensions, label_weights
-from arr_coc.drawing.overlay import continue_edges
+from arr_coc.drawing.overlay import continue_edges, count_seen, find_scale
+from arr_coc.gaze.compression import Compress
+from arr_coc.gaze.loop import Look
 from arr_coc.inference.answer import Answer
 from arr_coc.pixels.files import Picture
 from arr_coc.selectors.output import ARRCOCOutput, spread_windows
@@ -50,14 +52,16 @@ class Snapshot:
         question, mode, selector (`str`): as asked.
         answer, strategy, reason (`str`): as answered.
         budget (`float`): share of the tokens that was asked for.
-        used, full (`int`): visual tokens that were read, and of the whole picture.
+        used, full (`int`): visual tokens that were read, in all looks together, and of the whole picture.
         milliseconds (`dict[str, float]`): time by stage.
         grid (`tuple[int, int]`): rows and columns of cells.
-        tokens (`ndarray` of shape `[h, w]`): tokens spent on each cell.
+        tokens (`ndarray` of shape `[h, w]`): tokens spent on each cell, in the last look.
         cells (`ndarray` of shape `[k]`): flat indices of the cells read at full resolution, most relevant first.
         blur (`float`): side of a pixel of the gestalt, in pixels of `image`; 1 without a gestalt.
         maps (`Maps`, *optional*): what the layer saw; None for selectors without relevance.
-        notes (`tuple[str, ...]`): how the picture was converted.
+        notes (`tuple[str, ...]`): how the picture was converted, and what had no effect.
+        looks (`tuple[Look, ...]`): the looks at the picture, in order, if there could be more than one.
+        compress (`str`, *optional*): how the gestalt was compressed; None if it was not.
     """
 
     image: Image.Image
@@ -77,6 +81,8 @@ class Snapshot:
     blur: float = 1.0
     maps: Maps | None = None
     notes: tuple[str, ...] = ()
+    looks: tuple[Look, ...] = ()
+    compress: Compress | None = None
 
     @property
     def first_token(self) -> float:
@@ -85,7 +91,13 @@ class Snapshot:
 
 
 def take_snapshot(
-    picture: Picture, question: str, mode: str, selector: str, budget: float, answer: Answer, cell: int
+    picture: Picture,
+    question: str,
+    selector: str,
+    budget: float,
+    answer: Answer,
+    cell: int,
+    compress: Compress | None = None,
 ) -> Snapshot:
     """Take what is drawn from an answer about one picture; `cell` is the side of a token in pixels."""
     (_, rows, columns), cells = answer.kept[0]
@@ -96,19 +108,18 @@ def take_snapshot(
     if scale < 1:
         size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
         image = image.resize(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
-    if mode == "saccade":  # cells are cut from the picture as it is, and the last ones may reach beyond it
+    if answer.mode == "saccade":  # cells are cut from the picture as it is, and the last ones may reach beyond it
         image = continue_edges(image, (round(columns * cell * scale), round(rows * cell * scale)))
         if len(cells) < rows * columns:
-            gestalt = max(1, answer.tokens.used - len(cells))
-            spent += gestalt / (rows * columns)
-            blur = max(1.0, scale * (rows * columns / gestalt) ** 0.5)
+            spent += max(1, count_seen(answer) - len(cells)) / (rows * columns)
+            blur = max(1.0, scale * find_scale(answer))
     maps = None if answer.output is None else read_maps(answer.output, answer.words, (rows, columns))
     if maps is not None:
         cells = cells[(-maps.relevance[cells // columns, cells % columns]).argsort(kind="stable")]
     return Snapshot(
         image=image,
         question=question,
-        mode=mode,
+        mode=answer.mode,
         selector=selector,
         answer=answer.text,
         strategy=answer.strategy,
@@ -123,6 +134,8 @@ def take_snapshot(
         blur=blur,
         maps=maps,
         notes=tuple(f"the picture {note}" for note in picture.notes),
+        looks=answer.looks,
+        compress=compress,
     )
 
 

@@ -14,6 +14,7 @@ MODE_HELP = (
     "resolution only where it matters; auto takes one of both, with few cells first and up to the budget if the answer "
     "is not sure; weight reads all cells, scaled by relevance; full is the plain model"
 )
+COMPRESS_HELP = "in modes saccade and auto: encode the small picture larger, and compress it (COC)"
 SCORE_HELP = {
     "information": "how much is here",
     "perspectival": "what stands out",
@@ -28,7 +29,16 @@ def write_answer(text: str) -> str:
     return f'<div class="answer" role="status">{escape(text) or "…"}</div>'
 
 
-def _card(title: str, snapshot: Snapshot) -> str:
+def name_way(snapshot: Snapshot) -> str:
+    """The selector, and how the picture was read."""
+    if snapshot.mode == "full":
+        return "plain"
+    compress = "" if snapshot.compress is None else f", compressed by {snapshot.compress}"
+    return f"{snapshot.selector}, {snapshot.mode}{compress}"
+
+
+def write_card(title: str, snapshot: Snapshot) -> str:
+    """An answer with its tokens and its time."""
     note = "all of them" if snapshot.used == snapshot.full else f"{snapshot.used / snapshot.full:.0%} of them"
     answer = escape(snapshot.answer) or "(no answer)"
     return (
@@ -42,16 +52,16 @@ def write_costs(snapshot: Snapshot, plain: Snapshot | None) -> str:
     """The answer with its tokens and times, beside that from all tokens if there is one."""
     parts = [
         '<div class="cards">',
-        _card(f"{snapshot.selector}, {snapshot.mode}" if snapshot.mode != "full" else "plain", snapshot),
+        write_card(name_way(snapshot), snapshot),
     ]
     if plain is not None:
-        parts.append(_card("all tokens", plain))
+        parts.append(write_card("all tokens", plain))
     parts.append("</div>")
     if plain is not None:
         parts.append(f'<p class="difference">{compare_costs(snapshot, plain)}</p>')
     longest = max(snapshot.milliseconds.values(), default=0.0) or 1.0
     rows = "".join(
-        f"<tr><td>{escape(STAGE_NAMES.get(name, name))}</td><td>{_bar(value / longest)}</td>"
+        f"<tr><td>{escape(STAGE_NAMES.get(name, name))}</td><td>{write_bar(value / longest)}</td>"
         f"<td>{value:,.0f} ms</td></tr>"
         for name, value in snapshot.milliseconds.items()
     )
@@ -65,7 +75,7 @@ def compare_costs(snapshot: Snapshot, plain: Snapshot) -> str:
     """How an answer differs from the one from all tokens, in one sentence."""
     same = "The same answer" if snapshot.answer.strip().lower() == plain.answer.strip().lower() else "Another answer"
     saved = 1 - snapshot.used / plain.used if plain.used else 0.0
-    tokens = f"{saved:.0%} fewer tokens" if saved > 0.005 else "as many tokens"
+    tokens = f"{abs(saved):.0%} {'fewer' if saved > 0 else 'more'} tokens" if abs(saved) > 0.005 else "as many tokens"
     ratio = plain.first_token / snapshot.first_token if snapshot.first_token else 1.0
     gain = f"{abs(plain.first_token - snapshot.first_token):,.0f} ms"
     if 0.95 < ratio < 1.05:
@@ -77,7 +87,7 @@ def compare_costs(snapshot: Snapshot, plain: Snapshot) -> str:
     return f"{same}, {tokens}, {speed}."
 
 
-def _bar(share: float) -> str:
+def write_bar(share: float) -> str:
     """A bar as long as the share, of all its room; it begins at 0 and ends at 1, as the number beside it."""
     return f'<div class="bar"><i style="width:{100 * min(max(share, 0.0), 1.0):.1f}%"></i></div>'
 
@@ -86,11 +96,11 @@ def write_weights(maps: Maps) -> str:
     """Weights of the three scores, and the three tensions, as bars."""
     rows = "".join(
         f"<tr><td>{escape(name)}<small>{escape(SCORE_HELP.get(name, ''))}</small></td>"
-        f"<td>{_bar(value)}</td><td>{value:.2f}</td></tr>"
+        f"<td>{write_bar(value)}</td><td>{value:.2f}</td></tr>"
         for name, value in maps.weights.items()
     )
     tensions = "".join(
-        f"<tr><td>{escape(name)}</td><td>{_bar(value)}</td><td>{value:.2f}</td></tr>"
+        f"<tr><td>{escape(name)}</td><td>{write_bar(value)}</td><td>{value:.2f}</td></tr>"
         for name, value in maps.tensions.items()
     )
     return (
@@ -142,7 +152,7 @@ def write_cell(snapshot: Snapshot, cell: Cell | None) -> str:
     rank = int((maps.relevance > maps.relevance[cell]).sum()) + 1
     rows = "".join(
         f"<tr><td>{escape(name)}<small>weight {maps.weights[name]:.2f}</small></td>"
-        f"<td>{_bar(float(score[cell]))}</td><td>{float(score[cell]):.2f}</td></tr>"
+        f"<td>{write_bar(float(score[cell]))}</td><td>{float(score[cell]):.2f}</td></tr>"
         for name, score in maps.scores.items()
     )
     words = ""
@@ -153,7 +163,7 @@ def write_cell(snapshot: Snapshot, cell: Cell | None) -> str:
     unusual = sorted(maps.channels, key=lambda name: -_oddness(maps.channels[name], cell))[:5]
     channels = "".join(
         f"<tr><td>{escape(name)}<small>{_range(maps.channels[name])}</small></td>"
-        f"<td>{_bar(float(maps.channels[name][cell]))}</td><td>{float(maps.channels[name][cell]):.2f}</td></tr>"
+        f"<td>{write_bar(float(maps.channels[name][cell]))}</td><td>{float(maps.channels[name][cell]):.2f}</td></tr>"
         for name in unusual
     )
     return (

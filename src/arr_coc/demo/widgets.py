@@ -52,6 +52,13 @@ STYLE = """
 .maps.large { grid-template-columns: repeat(auto-fill, minmax(200px, 1fr)); }
 .maps figure { margin: 0; } .maps img { width: 100%; image-rendering: pixelated; border-radius: 4px; display: block; }
 .maps figcaption { font-size: .75rem; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
+.tiles { display: grid; gap: 14px; grid-template-columns: repeat(auto-fill, minmax(min(100%, 240px), 1fr)); }
+.tiles.three { grid-template-columns: repeat(auto-fill, minmax(min(100%, 300px), 1fr)); }
+.tiles figure { margin: 0; min-width: 0; } .tiles .wide { grid-column: 1 / -1; }
+.tiles img { display: block; max-width: 100%; max-height: 340px; border-radius: 4px; margin: 4px 0; }
+.tiles .wide img { max-height: 500px; }
+.tiles figcaption { font-size: .85rem; font-variant-numeric: tabular-nums; max-width: 420px; }
+.tiles figcaption .bar { margin: 3px 0; } .tiles small { display: block; color: var(--body-text-color-subdued); }
 .words { display: flex; flex-wrap: wrap; gap: 6px; }
 .word { display: inline-flex; flex-direction: column; align-items: center; padding: 2px 7px; border-radius: 6px;
   background: color-mix(in srgb, #3b7ea1 var(--pull), transparent); border: 1px solid var(--border-color-primary); }

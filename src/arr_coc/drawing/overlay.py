@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,18 +80,24 @@ def show_gaze(
         scale (`int`): how many times coarser the blurred part is.
         most (`int`, *optional*, defaults to 1400): longest side of the drawing in pixels.
     """
+    step = cell * min(1.0, most / max(image.size))
+    return mark_turns(show_sharp(image, grid, cells, cell, scale, most), grid, cells, (step, step))
+
+
+def show_sharp(
+    image: Image.Image, grid: tuple[int, int], cells: np.ndarray, cell: float, scale: int, most: int = 1400
+) -> Image.Image:
+    """The picture blurred, with the cells that were looked at sharp; the arguments are those of [`show_gaze`]."""
     share = min(1.0, most / max(image.size))
     size = (max(1, round(image.width * share)), max(1, round(image.height * share)))
     sharp = image.resize(size, Image.Resampling.LANCZOS)
     coarse = image.resize((max(1, image.width // scale), max(1, image.height // scale)), Image.Resampling.BOX)
     blurred = Image.blend(coarse.resize(size, Image.Resampling.BICUBIC), Image.new("RGB", size, PAPER), 0.45)
-    looked_at = find_regions(grid, cells) > 0  # [h, w]
+    looked_at = np.zeros(grid[0] * grid[1], dtype=np.uint8)
+    looked_at[cells] = 255
     reach = (grid[1] * cell * share, grid[0] * cell * share)  # the last cells may reach beyond the picture
-    mask = Image.fromarray((looked_at * 255).astype(np.uint8)).resize(
-        (round(reach[0]), round(reach[1])), Image.Resampling.NEAREST
-    )
-    step = (cell * share, cell * share)
-    return mark_turns(Image.composite(sharp, blurred, mask.crop((0, 0, *size))), grid, cells, step)
+    mask = Image.fromarray(looked_at.reshape(grid)).resize((round(reach[0]), round(reach[1])), Image.Resampling.NEAREST)
+    return Image.composite(sharp, blurred, mask.crop((0, 0, *size)))
 
 
 def mark_turns(seen: Image.Image, grid: tuple[int, int], cells: np.ndarray, step: tuple[float, float]) -> Image.Image:
@@ -98,7 +105,7 @@ def mark_turns(seen: Image.Image, grid: tuple[int, int], cells: np.ndarray, step
     regions = find_regions(grid, cells[: -(-len(cells) // 3)])
     pen, size = ImageDraw.Draw(seen), seen.size
     ink = tuple(int(value) for value in _VIRIDIS[0])
-    for line in _outlines(regions > 0):
+    for line in outline(regions > 0):
         pen.line([(x * step[0], y * step[1]) for x, y in line], fill=ink, width=2)
     for number in range(1, min(_NUMBERED, int(regions.max(initial=0))) + 1):
         rows, columns = (regions == number).nonzero()
@@ -111,7 +118,7 @@ def mark_turns(seen: Image.Image, grid: tuple[int, int], cells: np.ndarray, step
     return seen
 
 
-def _outlines(chosen: np.ndarray) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+def outline(chosen: np.ndarray) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Edges between chosen cells and others, as lines from `(x, y)` to `(x, y)`, counted in cells."""
     framed = np.pad(chosen, 1)
     rows, columns = (framed[1:, 1:-1] != framed[:-1, 1:-1]).nonzero()
@@ -183,6 +190,20 @@ def kept_cells(answer: Answer) -> np.ndarray:
     return kept.reshape(rows, columns)
 
 
+def count_seen(answer: Answer) -> int:
+    """Visual tokens that the answer could use: those of the last look, if there were several."""
+    return answer.looks[-1].seen if answer.looks else answer.tokens.used
+
+
+def find_scale(answer: Answer) -> float:
+    """How many cells a side stand under a token of the first picture's gestalt, in mode `"saccade"`; 1 without one."""
+    (_, rows, columns), cells = answer.looks[0].kept[0] if answer.looks else answer.kept[0]
+    seen = answer.looks[0].seen if answer.looks else answer.tokens.used
+    if answer.mode != "saccade" or len(cells) == rows * columns:
+        return 1.0
+    return max(1.0, math.sqrt(rows * columns / max(1, seen - len(cells))))
+
+
 def draw_overlay(picture: Image.Image, answer: Answer, cell: int = 32) -> Image.Image:
     """The first picture at the resolution at which it was read, with the cells that were not read faded.
 
@@ -208,7 +229,7 @@ def draw_gaze(picture: Image.Image, answer: Answer, cell: float = 32) -> Image.I
     (_, rows, columns), cells = answer.kept[0]
     if len(cells) == rows * columns:
         return picture
-    scale = max(1, round((rows * columns / max(1, answer.tokens.used - len(cells))) ** 0.5))
+    scale = round(find_scale(answer))
     if answer.output is not None and len(cells):
         relevance = spread_windows(answer.output.relevance[0, 0], (rows, columns)).cpu().numpy().flatten()  # [N]
         cells = cells[(-relevance[cells]).argsort(kind="stable")]

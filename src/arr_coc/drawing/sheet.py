@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from arr_coc.drawing.labels import label_channels, label_tensions, label_weights, write_values
-from arr_coc.drawing.overlay import PAPER, colour_map, draw_gaze, kept_cells, show_heat, show_kept, stretch
-from arr_coc.selectors.output import ARRCOCOutput, spread_windows
+from arr_coc.drawing.looks import mark_looks
+from arr_coc.drawing.overlay import (
+    PAPER,
+    colour_map,
+    count_seen,
+    draw_gaze,
+    fit_to_cells,
+    kept_cells,
+    show_heat,
+    show_kept,
+    stretch,
+)
+from arr_coc.selectors.output import spread_windows
 
 if TYPE_CHECKING:
     from arr_coc.inference.answer import Answer
@@ -76,8 +86,11 @@ def _tile_of_read(image: Image.Image, answer: Answer) -> Tile:
     """What was read of the picture, and how many tokens that took."""
     (_, rows, columns), cells = answer.kept[0]
     total = rows * columns
+    if len(answer.looks) > 1:
+        read = " + ".join(str(look.tokens) for look in answer.looks)
+        return f"read: {read} tokens in {len(answer.looks)} looks", mark_looks(image, answer)
     if answer.strategy == "saccade" and len(cells) < total:
-        gestalt = answer.tokens.used - len(cells)
+        gestalt = count_seen(answer) - len(cells)
         caption = f"read: gestalt of {gestalt} tokens, {len(cells)} of {total} cells sharp"
         return caption, draw_gaze(image, answer, image.width / columns)
     if answer.strategy == "weight":
@@ -87,36 +100,42 @@ def _tile_of_read(image: Image.Image, answer: Answer) -> Tile:
 
 
 class Column(NamedTuple):
-    """What one selector saw and kept, as [`draw_comparison`] shows it.
+    """What one selector saw and read, as [`draw_comparison`] shows it.
 
     Args:
         name (`str`): of the selector.
-        output (`ARRCOCOutput`, *optional*): what it saw; None for selectors without relevance.
-        kept (`ndarray` of shape `[h, w]`): mask of the cells it kept.
-        answer (`str`): what was answered from them.
+        answer (`Answer`): what was answered, and how.
     """
 
     name: str
-    output: ARRCOCOutput | None
-    kept: np.ndarray
-    answer: str
+    answer: Answer
 
 
-def draw_comparison(image: Image.Image, question: str, columns: list[Column]) -> Image.Image:
-    """Draw how several selectors looked at one picture, one column each: relevance above what was kept."""
+def draw_comparison(image: Image.Image, question: str, columns: list[Column], cell: int = 32) -> Image.Image:
+    """Draw how several selectors looked at one picture, one column each: relevance above what was read.
+
+    Args:
+        image (`PIL.Image.Image`): the picture that was asked about.
+        question (`str`): what was asked.
+        columns (`list[Column]`): one for each selector.
+        cell (`int`, *optional*, defaults to 32): side of a token in pixels.
+    """
     maps: list[Tile] = []
-    kept: list[Tile] = []
+    reads: list[Tile] = []
     lines = []
-    for column in columns:
-        if column.output is None:
-            maps.append((f"{column.name} has no relevance to show", image))
+    for name, answer in columns:
+        fitted, output = fit_to_cells(image, answer, cell), answer.output
+        if output is None:
+            maps.append((f"{name} has no relevance to show", fitted))
         else:
-            maps.append((f"{column.name}: relevance", show_heat(image, stretch(column.output.relevance[0, 0]))))
-            weights, tensions = write_values(label_weights(column.output)), write_values(label_tensions(column.output))
-            lines.append(f"{column.name}: {weights}; tensions {tensions}")
-        caption = f"{column.name}: {int(column.kept.sum())} of {column.kept.size} tokens; answer: {column.answer}"
-        kept.append((caption, show_kept(image, column.kept)))
-    blocks = [(maps, len(columns)), (kept, len(columns))]
+            (_, down, along), _ = answer.kept[0]
+            relevance = spread_windows(output.relevance[0, 0], (down, along))  # [h, w]
+            maps.append((f"{name}: relevance", show_heat(fitted, stretch(relevance))))
+            weights, tensions = write_values(label_weights(output)), write_values(label_tensions(output))
+            lines.append(f"{name}: {weights}; tensions {tensions}")
+        caption, tile = _tile_of_read(fitted, answer)
+        reads.append((f"{name} {caption}; answer: {answer.text}", tile))
+    blocks = [(maps, len(columns)), (reads, len(columns))]
     return _compose(question, lines, blocks, image.height / image.width, ())
 
 

@@ -146,6 +146,12 @@ def open_contenders(
     return contenders
 
 
+def open_contender(name: str, model: Any) -> Contender:
+    """Open one selector for a model, by a name that [`open_contenders`] knows, but for those of groups."""
+    embedded = is_embedded(model)
+    return _open(rename(name, embedded), model, known_contenders(embedded))
+
+
 def _reads(name: str) -> bool:
     """Whether a selector of a known name reads the question."""
     return name == TRAINED or find_class(name).reads_question
