@@ -53,10 +53,8 @@ def list_ways(world: World) -> dict[str, dict[str, Any]]:
         fixed = {f"saccade {budget}": {"mode": "saccade", "budget": budget, "gaze": gaze} for budget in BUDGETS}
         return {AUTO: {"mode": "auto"}, **fixed}
     ways: dict[str, dict[str, Any]] = {FULL: {"mode": "full"}}
+    ways[AUTO] = {"mode": "auto"}
     for ending, introspect in (("", "off"), (" asked", "on")):
-        if ending and world.side > 512:
-            continue
-        ways[AUTO + ending] = {"mode": "auto", "introspect": introspect}
         ways |= {f"{share:g}{ending}": {"mode": "prune", "budget": share, "introspect": introspect} for share in SHARES}
     return ways
 
@@ -69,8 +67,8 @@ def ask(vlm: ARRCOCQwen, world: World) -> Iterable[dict[str, Any]]:
         for way, options in list_ways(world).items():
             answer = vlm.answer(example.picture, example.question, max_new_tokens=24, **options)
             glanced = 0.0
-            if "asked" in way and not answer.looks:
-                glanced = 1 / 16  # the looks of mode auto count it themselves
+            if "asked" in way:
+                glanced = 1 / 16  # looks count it themselves
             yield {
                 "way": way, "right": answer.text == example.answer,
                 "share": answer.tokens.used / answer.tokens.full + glanced,

@@ -124,8 +124,9 @@ def test_the_page_compresses_compares_and_shows_looks(tmp_path):
 
     with serve(tmp_path, HF_HUB_OFFLINE="1") as (address, _):
         client = Client(address, verbose=False)
-        needle, page = handle_file(str(NEEDLE)), handle_file(str(NEEDLE.with_name("page.png")))
-        *_, looks, _ = client.predict(page, "what is the total?", "auto", 12, False, 0.5, "no", api_name="/ask")
+        needle, hidden = handle_file(str(NEEDLE)), handle_file(str(NEEDLE.with_name("camouflage.png")))
+        gray = "what does the gray text say?"
+        *_, looks, _ = client.predict(hidden, gray, "auto", 12, False, 0.5, "no", api_name="/ask")
         assert looks.count("<figure") == 3
         _, stats, *_, looks, _ = client.predict(needle, SIGN, "saccade", 25, False, 0.5, "pool", api_name="/ask")
         assert "compressed by pool" in stats

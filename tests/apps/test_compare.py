@@ -62,7 +62,7 @@ def test_both_are_asked_in_the_mode(tmp_path):
     assert 0 < facts["kept_by_both"] < 20
     result = compare("arr-coc", "grid", PICTURE, QUESTION, "--mode", "auto", "--budget", "0.12")
     first, second, *_ = result.stdout.splitlines()
-    assert first.startswith("arr-coc: LSNHZ  (21 of 140)")  # what auto chose for so small a picture, in 4 + 17 tokens
+    assert first.startswith("arr-coc: LSNHZ  (35 of 140)")  # 15 to ask where to look, 3, then 17
     assert second.startswith("grid: ")
     with Image.open("compare.png") as sheet:
         drawn = np.asarray(sheet.convert("RGB"))
@@ -70,7 +70,7 @@ def test_both_are_asked_in_the_mode(tmp_path):
     facts = json.loads(
         compare("arr-coc", "grid", PICTURE, QUESTION, "--mode", "auto", "--budget", "0.12", "--json").stdout
     )
-    assert [look["tokens"] for look in facts["selectors"][0]["looks"]] == [4, 17]
+    assert [look["tokens"] for look in facts["selectors"][0]["looks"]] == [18, 17]
 
 
 def test_compression_is_of_both_or_of_one():

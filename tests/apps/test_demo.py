@@ -476,13 +476,15 @@ def test_mistakes_leave_the_page_up(served):
         (None, PURPLE, 25, "There is no picture"),
         (handle_file(str(SHAPES)), "", 25, "The question is empty"),
         (handle_file(str(SHAPES)), "a" * 20000, 25, "20,000 characters"),
-        (handle_file(str(SHAPES)), PURPLE, 0, "leaves nothing to read"),
+        (handle_file(str(SHAPES)), PURPLE, None, "The budget is empty"),
         (handle_file(str(broken)), PURPLE, 25, "broken.png is damaged"),
     ]:
         found = client.predict(picture, question, "prune", budget, False, 0.5, api_name="/ask")
         assert expected in found[0]
     found = client.predict(handle_file(str(SHAPES)), PURPLE, "prune", 25, False, 0.5, api_name="/ask")
     assert "WZZTC" in found[1]
+    found = client.predict(handle_file(str(SHAPES)), PURPLE, "auto", 0, False, 0.5, api_name="/ask")
+    assert "sure after one look" in found[1]
     found = client.predict(handle_file(str(SHAPES)), PURPLE, "arr-coc", "no/where", 25, api_name="/compare")
     assert "is neither a directory nor a selector" in found[0]
 

@@ -19,6 +19,7 @@ from arr_coc.inference.answer import Answer, TokenCount
 
 EXAMPLES = files("arr_coc") / "assets" / "examples"
 PAGE, TOTAL = EXAMPLES / "page.png", "what is the total?"
+HIDDEN, GRAY = EXAMPLES / "camouflage.png", "what does the gray text say?"  # with few tokens it looks twice
 FIRST, SECOND = (179, 71, 0), (0, 92, 158)  # the colours of the first two looks
 
 
@@ -29,7 +30,7 @@ def engine():
 
 @pytest.fixture(scope="module")
 def snapshot(engine):
-    return engine.ask(PAGE, TOTAL, "auto", 0.12)
+    return engine.ask(HIDDEN, GRAY, "auto", 0.12)
 
 
 def make_look(cells, then="again", grid=(1, 2, 4), seen=None):
@@ -160,7 +161,7 @@ def test_ask_draws_all_looks_and_one_look_as_before(tmp_path):
         (once, ["--mode", "auto", "--budget", "0.25"]),
         (pruned, ["--mode", "prune", "--budget", "0.0625"]),
     ):
-        result = CliRunner().invoke(app, ["ask", str(PAGE), TOTAL, *options, "--overlay", str(target)])
+        result = CliRunner().invoke(app, ["ask", str(HIDDEN), GRAY, *options, "--overlay", str(target)])
         assert result.exit_code == 0, result.stderr
     drawn = {path.stem: Image.open(path).convert("RGB") for path in (twice, once, pruned)}
     assert has(drawn["twice"], FIRST)

@@ -31,7 +31,8 @@ PUBLIC = {
     "PreviousFrame": "(picture, relevance, age, fixations)",
     "Selection": "(indices, features, deepstack, gate, output, order)",
     "TokenSelector": "()",
-    "VisualQuery": "(tokens, grid, words, cells, picture, attention_reader, key_reader, deepstack, attended, details, leeway)",
+    "VisualQuery": "(tokens, grid, words, cells, picture, attention_reader, key_reader, deepstack, attended, details, "
+    "leeway)",
     "__version__": "str",
     "attach": "(model, selector, *, mode, budget, query_layers, chat, processor, on_error, gaze, encoded, full_logits, "
     "graphs, introspect, looks)",

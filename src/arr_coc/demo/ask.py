@@ -11,7 +11,7 @@ from transformers import TextIteratorStreamer
 
 from arr_coc.demo.arr_and_coc import ask_ways, write_ways
 from arr_coc.demo.drawings import OPACITY, draw_read, draw_relevance, draw_tokens_as_area
-from arr_coc.demo.engine import MODES, Engine
+from arr_coc.demo.engine import MODES, Engine, Share
 from arr_coc.demo.looks import write_looks
 from arr_coc.demo.snapshot import Snapshot
 from arr_coc.demo.texts import COMPRESS_HELP, MODE_HELP, NOTHING_ASKED, write_answer, write_costs
@@ -22,6 +22,7 @@ from arr_coc.demo.widgets import (
     budget_slider,
     picture_input,
     picture_output,
+    read_budget,
     read_share,
     report_mistakes,
     slider,
@@ -30,6 +31,10 @@ from arr_coc.gaze.compression import Compress
 from arr_coc.gaze.plan import Gaze
 
 NOT_COMPRESSED = "no"
+
+
+# ARR, COC and both are compared at one budget: this one where the system decides.
+WAYS_SHARE = 0.25
 
 
 class AskTab(NamedTuple):
@@ -43,7 +48,7 @@ class AskTab(NamedTuple):
 
 
 def stream_answer(
-    engine: Engine, picture: Any, question: str, mode: str, share: float | None, gaze: Gaze | None = None
+    engine: Engine, picture: Any, question: str, mode: str, share: Share | None, gaze: Gaze | None = None
 ) -> Iterator[str | Snapshot]:
     """Yield the answer so far each time it grows, and at the end its snapshot."""
     streamer = TextIteratorStreamer(engine.vlm.processor.tokenizer, skip_prompt=True, skip_special_tokens=True)
@@ -81,10 +86,10 @@ def build_ask(engine: Engine) -> AskTab:
         with gr.Column(scale=5, min_width=300):
             picture = picture_input()
             question = gr.Textbox(label="Question", placeholder="what does the red text say?", lines=1, max_lines=4)
-            mode = gr.Radio(list(MODES), value="prune", label="Mode", info=MODE_HELP)
+            mode = gr.Radio(list(MODES), value="auto", label="Mode", info=MODE_HELP)
             ways = [NOT_COMPRESSED, *get_args(Compress)]
             compress = gr.Radio(ways, value=NOT_COMPRESSED, label="Compress the small picture", info=COMPRESS_HELP)
-            budget = budget_slider(25)
+            budget = budget_slider(0, automatic=True)
             compared = gr.Checkbox(value=True, label="Also ask with all tokens, to compare")
             ask = gr.Button("Ask", variant="primary")
             compare = gr.Button("Compare ARR, COC and both")
@@ -104,7 +109,7 @@ def build_ask(engine: Engine) -> AskTab:
         picture: Any, question: str, mode: str, budget: float, compared: bool, opacity: float, compress: str
     ) -> Iterator[Any]:
         unchanged = [gr.skip()] * 6
-        share, gaze = read_share(budget), read_gaze(compress)
+        share, gaze = read_budget(budget), read_gaze(compress)
         opened = engine.check(picture, question, mode, share, gaze)
         yield "", write_answer(""), *unchanged[:4], "", ""
         final: Snapshot | None = None
@@ -124,7 +129,7 @@ def build_ask(engine: Engine) -> AskTab:
 
     @report_mistakes(0, 2, cleared=1)
     def run_ways(picture: Any, question: str, budget: float, compress: str) -> Iterator[Any]:
-        share, gaze = read_share(budget), read_gaze(compress)
+        share, gaze = WAYS_SHARE if budget == 0 else read_share(budget), read_gaze(compress)
         opened = engine.check(picture, question, "saccade", share)
         asked = []
         for pair in ask_ways(engine, opened, question, share or 0.0, (gaze and gaze.compress) or "pool"):

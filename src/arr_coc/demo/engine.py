@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from PIL import Image
@@ -18,6 +18,7 @@ from arr_coc.config import EMBEDDED, Grid, cell_count
 from arr_coc.demo.snapshot import Snapshot, take_snapshot
 from arr_coc.drawing.overlay import check_drawable, is_drawable
 from arr_coc.families.family import open_family
+from arr_coc.gaze.loop import LAST_OF_LARGE
 from arr_coc.gaze.plan import Gaze, plan_gaze
 from arr_coc.inference.load import current_name, find_names, load_selector, quiet_loading, selector_names
 from arr_coc.inference.vlm import ARRCOCQwen
@@ -27,7 +28,9 @@ from arr_coc.selectors.contract import Selector
 
 logger = logging.getLogger(__name__)
 
-MODES = ("prune", "saccade", "auto", "weight", "full")
+MODES = ("auto", "prune", "saccade", "weight", "full")
+# Of the tokens, or what the system decides.
+Share = float | Literal["auto"]
 GAZING = ("saccade", "auto")  # modes in which a picture may be read small
 LONGEST_QUESTION = 2000  # characters
 LONGEST_ANSWER = 64  # tokens
@@ -98,7 +101,7 @@ class Engine:
         picture: str | Path | Image.Image | Picture | None,
         question: str,
         mode: str = "prune",
-        share: float | None = 0.25,
+        share: Share | None = 0.25,
         selector: str | None = None,
         streamer: Any = None,
         gaze: Gaze | None = None,
@@ -109,7 +112,7 @@ class Engine:
         Args:
             picture (a path or a picture): what is asked about.
             question, mode (`str`): as in [`ARRCOCQwen.answer`].
-            share (`float`): the budget, as a share of all tokens.
+            share (`float` or `"auto"`): the budget, as a share of all tokens.
             selector (`str`, *optional*): name, directory or Hub id; by default the engine's.
             streamer (`BaseStreamer`, *optional*): gets the answer as it is written.
             gaze (`Gaze`, *optional*): of modes `"saccade"` and `"auto"`; the others pass it over.
@@ -135,7 +138,8 @@ class Engine:
                 answer = vlm.answer(opened.image, question, streamer=streamer, details=True, **options)
             whole = answer.mode != "saccade" or len(answer.kept[0][1]) == answer.tokens.full
             used = None if whole else compress
-            taken = take_snapshot(opened, question, name, float(share or 0), answer, self.cell, used)
+            spent = answer.tokens.used / answer.tokens.full if isinstance(share, str) else share or 0.0
+            taken = take_snapshot(opened, question, name, float(spent), answer, self.cell, used)
             if used == compress:
                 return taken
             return replace(taken, notes=(*taken.notes, f"nothing was compressed: {answer.mode} read no small picture"))
@@ -157,7 +161,7 @@ class Engine:
         picture: str | Path | Image.Image | Picture | None,
         question: str,
         mode: str,
-        share: float | None,
+        share: Share | None,
         gaze: Gaze | None = None,
     ) -> Picture:
         """Open the picture; whatever cannot be asked is a [`Mistake`]."""
@@ -171,9 +175,9 @@ class Engine:
             raise Mistake("the question has characters that are not text; write it again")
         if mode not in MODES:
             raise Mistake(f"there is no mode {mode!r}; there are {', '.join(MODES)}")
-        if share is None or not math.isfinite(share):
+        if share is None or (not isinstance(share, str) and not math.isfinite(share)):
             raise Mistake("the budget is empty; give 1 to 100 %")
-        if not 0 < share <= 1:
+        if not isinstance(share, str) and not 0 < share <= 1:
             raise Mistake(f"a budget of {share:.0%} leaves nothing to read; give 1 to 100 %")
         opened = picture if isinstance(picture, Picture) else _open(picture)
         if mode in GAZING:
@@ -184,10 +188,12 @@ class Engine:
         """The cells of a picture at its own resolution."""
         return 1, -(-image.height // self.cell), -(-image.width // self.cell)
 
-    def _check_size(self, image: Image.Image, share: float, gaze: Gaze | None) -> None:
+    def _check_size(self, image: Image.Image, asked: Share, gaze: Gaze | None) -> None:
         """Refuse a gaze that would keep other visitors waiting too long."""
         grid, most = self.find_grid(image), MOST_TOKENS[self.vlm.device.type]
         total = cell_count(grid)
+        # what the system decides is no more than that
+        share = min(1.0, LAST_OF_LARGE / total) if isinstance(asked, str) else asked
         if share * total > most:
             wanted = f"{share:.0%} of this picture is {share * total:,.0f} tokens, and {most:,} is the limit here"
             raise Mistake(f"{wanted}; use a budget of at most {max(1, math.floor(100 * most / total))} %")

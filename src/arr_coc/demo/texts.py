@@ -10,9 +10,9 @@ from arr_coc.demo.drawings import Cell, encode_map
 from arr_coc.demo.snapshot import Maps, Snapshot
 
 MODE_HELP = (
-    "prune encodes the whole picture and reads the cells that matter; saccade encodes the picture small, and at full "
-    "resolution only where it matters; auto takes one of both, with few cells first and up to the budget if the answer "
-    "is not sure; weight reads all cells, scaled by relevance; full is the plain model"
+    "auto takes one of the next two, with few cells first and up to the budget if the answer is not sure; prune "
+    "encodes the whole picture and reads the cells that matter; saccade encodes the picture small, and at full "
+    "resolution only where it matters; weight reads all cells, scaled by relevance; full is the plain model"
 )
 COMPRESS_HELP = "in modes saccade and auto: encode the small picture larger, and compress it (COC)"
 SCORE_HELP = {

@@ -13,7 +13,7 @@ from typing import Any
 import gradio as gr
 from gradio.utils import get_upload_folder
 
-from arr_coc.demo.engine import Mistake
+from arr_coc.demo.engine import Mistake, Share
 
 EXAMPLES = [
     ("scene", "shapes.png", "what does the purple text say?", "prune", 25),
@@ -103,14 +103,20 @@ def slider(label: str, least: float, most: float, value: float, step: float) -> 
     return widget
 
 
-def budget_slider(value: int) -> Any:
-    """A slider for the budget in percent."""
-    return slider("Budget, % of the tokens", 0, 100, value, 1)
+def budget_slider(value: int, automatic: bool = False) -> Any:
+    """A slider for the budget in percent; 0 may mean that the system decides."""
+    return slider("Budget, % of the tokens" + (" (0: automatic)" if automatic else ""), 0, 100, value, 1)
 
 
 def read_share(percent: Any) -> float | None:
     """A percentage as a share; None if it is not a number."""
     return percent / 100 if isinstance(percent, int | float) and math.isfinite(percent) else None
+
+
+def read_budget(percent: Any) -> Share | None:
+    """A percentage as a share, 0 as `"auto"`; None if it is not a number."""
+    share = read_share(percent)
+    return "auto" if share == 0 else share
 
 
 def read_whole(value: Any, least: int, most: int) -> int | None:
