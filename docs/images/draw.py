@@ -1,4 +1,4 @@
-"""Draw the pictures of README, docs/gaze.md and docs/own-attention.md: what was asked, looked at, read and answered.
+"""Draw the pictures of README, docs/gaze.md, looks.md and own-attention.md: what was asked, looked at, read, answered.
 
 python docs/images/draw.py
 """
@@ -12,6 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from arr_coc import ARRCOCQwen
 from arr_coc.data.worlds import draw_scene, split_seed
+from arr_coc.drawing.looks import draw_looks
 from arr_coc.drawing.overlay import draw_gaze, draw_overlay, show_heat, stretch
 from arr_coc.families.family import open_family
 from arr_coc.families.language_attention import attending_layers
@@ -28,6 +29,8 @@ ASKED = (
     ("needle.png", "what does the sign next to the black ring say?", 0.06),
 )
 HEIGHT, GAP, TEXT = 380, 18, 76
+SCENE = 9_800_016  # a held-out one with rings and a text
+QUESTIONS = ("which one is unusual?", "how many rings are there?", "what does the blue text say?")
 PAGE = 7_000_000  # a held-out page with a title and a footnote
 LOOKED = ("what is the title?", "what does the footnote say?")
 
@@ -37,6 +40,26 @@ def main() -> None:
     draw_ask(vlm)
     draw_page(vlm)
     draw_layers(vlm)
+    draw_questions(vlm)
+
+
+def draw_questions(vlm: ARRCOCQwen) -> None:
+    """Three questions about one picture in mode auto: how much each reads, where, and in how many looks."""
+    picture = draw_scene("scenes", split_seed("test", SCENE), "count_shape", (512, 512)).picture
+    tiles = []
+    for question in QUESTIONS:
+        answer = vlm.answer(picture, question)
+        tiles.append((f"{question}\n{answer.text}", draw_looks(picture, answer)))
+    width, top = 400, 62
+    shown = [(text, tile.resize((width, round(tile.height * width / tile.width)), Image.Resampling.LANCZOS))
+             for text, tile in tiles]  # fmt: skip
+    page = Image.new("RGB", (GAP + len(shown) * (width + GAP), top + max(t.height for _, t in shown) + GAP), "white")
+    pen, font = ImageDraw.Draw(page), ImageFont.load_default(20)
+    for place, (text, tile) in enumerate(shown):
+        left = GAP + place * (width + GAP)
+        pen.text((left, 8), text, fill="black", font=font)
+        page.paste(tile, (left, top))
+    page.save(HERE / "looks.jpg", quality=88)
 
 
 def draw_layers(vlm: ARRCOCQwen) -> None:

@@ -3,6 +3,7 @@
 import json
 from importlib.resources import files
 
+import numpy as np
 import pytest
 from simple_selector import ByScore
 from tiny_directory import photo, write_checkpoint
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from arr_coc import ARRCOCQwen, Looks
 from arr_coc.cli import app
+from arr_coc.data.worlds import draw_scene, split_seed
 from arr_coc.evaluation.contenders import open_contenders, split_name
 from arr_coc.inference.answer import Answer, TokenCount
 
@@ -133,3 +135,37 @@ def test_an_unknown_mode_names_all(tmp_path):
     vlm = ARRCOCQwen.from_pretrained(tmp_path, ByScore())
     with pytest.raises(ValueError, match="`mode` must be one of auto, full, prune, weight, saccade, got 'best'"):
         vlm.answer(photo(96, 64), "what?", mode="best")
+
+
+def spread(look):
+    """Root of the mean squared distance of a look's cells from their middle, as a share of the picture's diagonal."""
+    [((_, rows, columns), cells)] = look.kept
+    places = np.stack(np.divmod(np.asarray(cells), columns), axis=1)  # [K, 2]
+    return np.sqrt(places.var(axis=0).sum()) / np.hypot(rows, columns)
+
+
+@pytest.mark.slow
+def test_questions_differ_in_number_spread_and_rounds():
+    vlm, seen, wide, rounds = ARRCOCQwen.from_pretrained(), {}, {}, {}
+    for number in (1, 3, 7, 13, 16, 20):  # held-out scenes with several shapes of one kind, and a text
+        scene = draw_scene("scenes", split_seed("test", 9_800_000 + number), "count_shape", (512, 512))
+        shape = next(each.words[0] for each in scene.things if len(each.words) == 2 and "text" not in each.words)
+        color = next(each.words[1] for each in scene.things if each.words[0] == "text")
+        for name, question in (
+            ("unusual", "which one is unusual?"),
+            ("count", f"how many {shape}{'es' if shape == 'cross' else 's'} are there?"),
+            ("read", f"what does the {color} text say?"),
+        ):
+            looks = vlm.answer(scene.picture, question).looks
+            seen.setdefault(name, []).append(looks[0].seen)
+            wide.setdefault(name, []).append(spread(looks[0]))
+            rounds.setdefault(name, []).append(len(looks))
+    number, width, looks = ({name: np.mean(values[name]) for name in seen} for values in (seen, wide, rounds))
+    assert number["unusual"] < number["read"] < number["count"]
+    assert width["read"] < min(width["count"], width["unusual"])
+    assert looks["read"] == 1 < looks["count"]
+    # control: what was learned makes the difference
+    vlm.selector.steering.correction[-1].weight.data.zero_()
+    vlm.selector.steering.correction[-1].bias.data.zero_()
+    for question in ("which one is unusual?", "how many rings are there?"):
+        assert vlm.answer(scene.picture, question).looks[0].seen == 32
