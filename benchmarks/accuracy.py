@@ -31,6 +31,7 @@ FILES = {
     "memory": "benchmarks/results/training-h200.json",
     "own": "benchmarks/results/eval-own-attention-cpu/summary.json",
     "looks": "recipes/selector/results/looks.json",
+    "tensions": "recipes/selector/results/tensions.json",
     "open": "recipes/selector/results/open_questions.json",
 }
 RESULTS = ROOT / FILES["selectors"]
@@ -296,7 +297,7 @@ LOOKED = ("scenes, 512", "camouflage, 512", "void, 512", "pages, 512")
 WAYS = {
     "full": "all tokens", "0.5": "1/2", "0.25": "1/4", "0.125": "1/8", "0.0625": "1/16", "auto": "`auto`",
     "0.5 asked": "1/2, asked", "0.25 asked": "1/4, asked", "0.125 asked": "1/8, asked",
-    "0.0625 asked": "1/16, asked", "auto asked": "`auto`, asked",
+    "0.0625 asked": "1/16, asked",
 }  # fmt: skip
 
 
@@ -338,6 +339,46 @@ def sureness(found: Found) -> str:
     return f"{make_table(['sureness of the last look', 'answers', 'mean sureness', 'right'], lines)}\n{said}"
 
 
+# Kinds of questions in the table of tensions, as a reader would ask them.
+ASKED = {
+    "color": "what color is the star?", "read": "what does the red text say?", "unusual": "which one is unusual?",
+    "relation": "what is left of the star?", "count_shape": "how many stars are there?",
+    "count_color": "how many red things are there?", "overview": "what is in the picture?",
+    "camouflage": "what does the gray text say? (camouflage)", "void_count": "how many blots? (void)",
+    "void_read": "what does the text say? (void)", "page_title": "what is the title?",
+    "page_value": "what is the total?", "page_cell": "what is the price of the fork?",
+    "page_footnote": "what does the footnote say?",
+}  # fmt: skip
+
+
+def by_question(found: Found) -> str:
+    """What the learned tension does to each kind of question."""
+    runs = [run["kinds"] for run in found["tensions"]["runs"].values()]
+    mean = {kind: {name: fmean(run[kind][name] for run in runs) for name in runs[0][kind]} for kind in runs[0]}
+    lines = [
+        [text, f"{row['detail']:.2f}", f"{row['explore']:.2f}", f"{row['variety']:.2f}", f"{100 * row['first']:.1f} %",
+         f"{row['looks']:.2f}", f"{100 * row['share']:.1f} %", f"{row['right']:.2f}"]
+        for kind, text in ASKED.items() if (row := mean.get(kind))
+    ]  # fmt: skip
+    lines.sort(key=lambda line: float(line[4].split()[0]))
+    return make_table(["question", "detail", "explore", "variety", "first look", "looks", "all looks", "right"], lines)
+
+
+def frozen(found: Found) -> str:
+    """What it costs to freeze a tension, or the weights of the scores, at the mean."""
+    runs = list(found["tensions"]["runs"].values())
+    names = {"steered": "nothing", "detail": "`detail`", "explore": "`explore`", "variety": "`variety`",
+             "weights": "the weights of the three scores"}  # fmt: skip
+    lines = []
+    for name, text in names.items():
+        rows = [run["frozen"][name] for run in runs]
+        right, share = ([row[key] for row in rows] for key in ("right", "share"))
+        lines.append([text, f"{fmean(right):.3f}", " / ".join(f"{value:.3f}" for value in right),
+                      f"{fmean(share):.3f}", " / ".join(f"{value:.3f}" for value in share)])  # fmt: skip
+    said = paragraph(f"{runs[0]['questions']} test questions, {len(runs)} trainings with other seeds.")
+    return f"{make_table(['frozen', 'right', 'of each seed', 'share of tokens', 'of each seed'], lines)}\n{said}"
+
+
 def open_questions(found: Found) -> str:
     """How often the even grid is taken on noise and splattered paint."""
     asked, alone = (found["open"]["introspect"][key] for key in ("on", "off"))
@@ -350,7 +391,13 @@ def open_questions(found: Found) -> str:
 
 
 PAGES: dict[str, dict[str, Callable[[Found], str]]] = {
-    "docs/looks.md": {"sureness": sureness, "looks by world": looks_by_world, "looks at large": looks_at_large},
+    "docs/looks.md": {
+        "by question": by_question,
+        "frozen": frozen,
+        "sureness": sureness,
+        "looks by world": looks_by_world,
+        "looks at large": looks_at_large,
+    },
     "docs/own-attention.md": {"open questions": open_questions, "own attention": own_attention},
     "docs/accuracy.md": {
         "selectors": selectors,

@@ -344,7 +344,7 @@ def test_a_conversation_about_a_clip_processes_and_encodes_it_once(processor, fa
     write_checkpoint(tmp_path, family)
     vlm = ARRCOCQwen(load_model(tmp_path), processor, FirstPictures())
     clip, still = {"type": "video", "video": film(5, 160, 96), "fps": 4}, photo(96, 64, 7)
-    options = {"max_new_tokens": 4, "min_new_tokens": 4}
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "mode": "prune"}
     texts = ["what color is it?", "what is this?"]
     for shown in (clip, [clip, still]):
         alone = [vlm.answer(shown, text, **options) for text in texts]

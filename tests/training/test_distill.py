@@ -98,7 +98,7 @@ def test_what_was_seen_is_kept_with_what_was_asked(introspect, vlm, tmp_path):
         if batch.attended is None:
             continue
         torch.testing.assert_close(batch.attended[0].sqrt(), looked.pooled.flatten(), atol=2e-3, rtol=0)
-        answer = ARRCOCQwen(vlm.model, vlm.processor, layer).inspect(example.picture, example.question)
+        answer = ARRCOCQwen(vlm.model, vlm.processor, layer).inspect(example.picture, example.question, mode="prune")
         relevance = judge_batch(layer, batch).balance.relevance
         torch.testing.assert_close(relevance, answer.output.relevance, atol=0.02, rtol=0)  # half precision, bytes
 

@@ -230,7 +230,8 @@ def test_a_saved_model_opens_and_answers(recipe, tokenizer, tmp_path):
     files = [path.stat().st_size for path in tmp_path.iterdir()]
     assert max(files) < 12e6
     assert sum(files) <= 24e6
-    answer = ARRCOCQwen.from_pretrained(tmp_path).answer(Image.new("RGB", (200, 200)), "what is it?", max_new_tokens=3)
+    vlm = ARRCOCQwen.from_pretrained(tmp_path)
+    answer = vlm.answer(Image.new("RGB", (200, 200)), "what is it?", budget=0.25, max_new_tokens=3)
     assert (answer.tokens.full, answer.tokens.used) == (36, 9)
     samples = [make_example("scenes", seed, "color") for seed in range(3)]
     opened = load_model(tmp_path, dtype=torch.float32)

@@ -395,7 +395,10 @@ def test_the_command_trains_stops_and_goes_on(cache, tmp_path, monkeypatch):
         (("--data", "scenes", "--device", "banana"), "`device` must be cpu or cuda, got 'banana'"),
         (("--data", "scenes", "--steps", "0"), "`steps` must be at least 1, got 0"),
         (("--data", "scenes", "--rate", "3"), "`rate` must lie between 0 and 1, got 3.0"),
-        (("--data", "scenes", "--stage", "seven"), "stage` must be proxy, distill, answers or hard, got 'seven'"),
+        (
+            ("--data", "scenes", "--stage", "seven"),
+            "stage` must be proxy, distill, answers, hard or trials, got 'seven'",
+        ),
         (("--data", "scenes", "--base", "nowhere"), "there is no directory 'nowhere'"),
         (("--data", "scenes", "--start", "nowhere/at/all"), "nowhere/at/all"),
     ],

@@ -82,7 +82,8 @@ def answer_file(
     questions = read_questions(file)
     base, chosen = find_names(model, selector)
     settings = {
-        "model": base, "selector": None if mode == "full" else chosen, "mode": mode, "budget": budget,
+        "model": base, "selector": None if mode == "full" else chosen,
+        "mode": mode or ("auto" if budget is None else "prune"), "budget": budget,
         "introspect": introspect, "compress": None if gaze is None else gaze.compress,
         "sure": None if looks is None else looks.sure,
     }  # fmt: skip

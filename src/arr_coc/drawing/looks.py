@@ -182,7 +182,7 @@ def draw_looks(picture: Image.Image, answer: Answer, cell: int = 32) -> Image.Im
     >>> picture = Image.open(files("arr_coc") / "assets" / "examples" / "camouflage.png")
     >>> answer = ARRCOCQwen.from_pretrained().answer(picture, "what does the gray text say?", looks=Looks(), budget=17)
     >>> [(look.tokens, look.then) for look in answer.looks]
-    [(4, 'again'), (17, 'sure')]
+    [(2, 'again'), (17, 'sure')]
     >>> draw_looks(picture, answer).size
     (720, 588)
 

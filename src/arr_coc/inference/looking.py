@@ -65,8 +65,8 @@ def can_gaze(family: Family, selector: Selector) -> bool:
 
 def settle(settings: Settings, mode: str, looks: Looks | None, selector: Selector) -> Settings:
     """Settings of mode `auto` for the mode that was chosen, `"full"` among them."""
-    if not isinstance(selector, TokenSelector):
-        looks = None  # it does not say what to read next
+    if not isinstance(selector, TokenSelector):  # it does not say what to read next
+        return replace(settings, mode="prune", gaze=None, looks=None)
     if mode == "full":
         return replace(settings, mode="prune", budget=1.0, gaze=None, looks=None)
     gaze = settings.gaze if mode == "saccade" else None

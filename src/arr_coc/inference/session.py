@@ -130,6 +130,10 @@ class Session:
         settings = self.settings
         if settings.mode != "auto":
             return self
+        # a further turn has no picture to read, and what is missing is said later
+        known = all(inputs.get(name) is not None for name in self.family.needs(inputs))
+        if not known or holding_of(inputs.get("past_key_values")) is not None:
+            return self.with_settings(replace(settings, mode="prune", gaze=None, looks=None))
         if settings.images is None:
             kinds = self.family.present(inputs)
             cells = [cell_count(grid) for kind in kinds for grid in self.family.grids(inputs, kind)]
