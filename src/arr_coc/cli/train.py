@@ -32,7 +32,7 @@ def train(
         str,
         typer.Option(
             help="proxy (from boxes and maps), distill (from where the model looks while it reads all tokens), answers "
-            "(from what the model answers), or hard (hard examples twice)."
+            "(from what the model answers), hard (hard examples twice), or trials (how many tokens a question needs)."
         ),
     ] = "proxy",
     base: Model = None,
@@ -42,7 +42,7 @@ def train(
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 1000,
     batch: Annotated[int, typer.Option(help="Questions per step and process.")] = 32,
     rate: Annotated[
-        float | None, typer.Option(help="Peak learning rate. [default: 3e-3 for proxy and distill, else 1e-3]")
+        float | None, typer.Option(help="Peak learning rate. [default: 1e-3 for answers and hard, else 3e-3]")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Sets the order, and the first example of each world.")] = 0,
     samples: Annotated[int, typer.Option(min=1, help="Examples per world.")] = 2000,
@@ -52,7 +52,14 @@ def train(
         typer.Option(help="answers, hard: fixed (0.25), falling (1.0>0.25), random per step (0.06-0.5), or auto."),
     ] = "0.25",
     reward: Annotated[str, typer.Option(help="reinforce: likelihood or accuracy.")] = "likelihood",
-    thrift: Annotated[float, typer.Option(min=0, help="budget auto: cost of the kept tokens in the loss.")] = 0.0,
+    thrift: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="trials: what all tokens of a picture cost, where a right answer is worth 1; with budget auto: cost of "
+            "the kept tokens in the loss.",
+        ),
+    ] = 0.0,
     lora: Annotated[int, typer.Option(min=0, help="answers, hard: rank of LoRA on the model; 0 keeps it frozen.")] = 0,
     last_layers: Annotated[
         int, typer.Option(min=0, help="answers, hard: number of last layers of the model that are trained too.")
@@ -74,7 +81,10 @@ def train(
     dtype: Annotated[str, typer.Option(help="answers, hard: data type of the model, float32 or bfloat16.")] = "float32",
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 200,
     cache: Annotated[
-        Path | None, typer.Option(help="proxy, distill: directory of cached features. [default: ~/.cache/arr-coc]")
+        Path | None,
+        typer.Option(
+            help="proxy, distill, trials: directory of what is kept between runs. [default: ~/.cache/arr-coc]"
+        ),
     ] = None,
     device: Device = "cpu",
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint in --out.")] = False,
