@@ -56,8 +56,8 @@ def train(
         float,
         typer.Option(
             min=0,
-            help="trials: what all tokens of a picture cost, where a right answer is worth 1; with budget auto: cost of "
-            "the kept tokens in the loss.",
+            help="trials: what all tokens of a picture cost, where a right answer is worth 1; with budget auto: cost "
+            "of the kept tokens in the loss.",
         ),
     ] = 0.0,
     lora: Annotated[int, typer.Option(min=0, help="answers, hard: rank of LoRA on the model; 0 keeps it frozen.")] = 0,
