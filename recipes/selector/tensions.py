@@ -14,6 +14,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -22,8 +23,8 @@ import torch
 import typer
 from torch import Tensor
 
-from arr_coc import ARRCOCLayer, ARRCOCQwen
-from arr_coc.balancing import TENSIONS
+from arr_coc import ARRCOCLayer, ARRCOCQwen, realizing
+from arr_coc.balancing import TENSIONS, steer
 from arr_coc.data.worlds import make_example, open_world, split_seed
 from arr_coc.gaze.loop import LEEWAY
 from arr_coc.runtime.atomic_files import write_aside
@@ -36,13 +37,13 @@ Row = dict[str, Any]
 
 
 @contextmanager
-def moving(layer: ARRCOCLayer, move: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Inside `with`, the layer's steering is changed."""
-    handle = layer.steering.register_forward_hook(lambda module, given, moved: move(moved.clone()))
+def steering(change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Inside `with`, the tensions of first looks are changed after they were steered."""
+    realizing.steer = lambda tensions, moved: change(steer(tensions, moved))
     try:
         yield
     finally:
-        handle.remove()
+        realizing.steer = steer
 
 
 def ask(vlm: ARRCOCQwen, count: int) -> Iterator[Row]:
@@ -65,28 +66,24 @@ def average(rows: list[Row], name: str) -> float:
     return round(fmean(fmean(values) for values in by_world), 4)
 
 
-def freeze(place: int, value: float) -> Callable[[Tensor], Tensor]:
-    """Steering in which one tension is moved alike for all questions."""
-
-    def move(moved: Tensor) -> Tensor:
-        moved[:, place] = value
-        return moved
-
-    return move
+def freeze(tensions: Tensor, place: int, value: float) -> Tensor:
+    """Tensions `[B, 3]` of which one is the same for all questions."""
+    frozen = tensions.clone()
+    frozen[:, place] = value
+    return frozen
 
 
 def measure(vlm: ARRCOCQwen, count: int) -> dict[str, Any]:
     """All figures of one selector."""
-    layer, moves = vlm.selector, list[Tensor]()
+    layer, seen = vlm.selector, list[Tensor]()
 
-    def note(moved: Tensor) -> Tensor:
-        moves.append(moved.clone())
-        return moved
+    def note(tensions: Tensor) -> Tensor:
+        seen.append(tensions.detach())
+        return tensions
 
-    with moving(layer, note):
+    with steering(note):
         rows = list(ask(vlm, count))
-    moved = torch.cat(moves)  # one row for each question: only first looks are steered
-    tensions = torch.sigmoid(moved + layer.balancer.neutral[3:].detach())  # [n, 3]
+    tensions = torch.cat(seen)  # [n, 3]: one row for each question, since only first looks are steered
     found = {STEERED: {name: average(rows, name) for name in ("right", "share")}}
     print(STEERED, found[STEERED], flush=True)
     by_kind = {}
@@ -97,9 +94,9 @@ def measure(vlm: ARRCOCQwen, count: int) -> dict[str, Any]:
         by_kind[kind] = {name: round(value, 4) for name, value in means.items()}
     mean_first = float((LEEWAY ** (2 * tensions[:, 0] - 1)).mean())
     detail = (math.log(mean_first, LEEWAY) + 1) / 2
-    values = [math.log(detail / (1 - detail)) - layer.balancer.neutral[3].item(), *moved.mean(dim=0)[1:].tolist()]
+    values = [detail, *tensions.mean(dim=0)[1:].tolist()]
     for place, name in enumerate(TENSIONS):
-        with moving(layer, freeze(place, values[place])):
+        with steering(partial(freeze, place=place, value=values[place])):
             frozen = list(ask(vlm, count))
         found[name] = {part: average(frozen, part) for part in ("right", "share")}
         print(name, found[name], flush=True)

@@ -126,10 +126,12 @@ def test_an_unsure_answer_is_broken_off(model, monkeypatch):
     assert counts[:3] == [look.tokens + len(data["input_ids"][0]) - looked.full for look in looks]
 
 
-def test_a_look_that_saw_everything_is_finished(model):
+def test_a_look_that_saw_everything_is_not_broken_off(model, monkeypatch):
     data = inputs_for("qwen3_vl", IMAGE_PROMPT, seed=3)
+    counts = count_passes(model, monkeypatch)
     looked = run(model, data, selector=create_selector("full"), **ALL)
-    assert len(looked.looks[0]) == 2  # the first was broken off before it was known that it saw everything
+    assert [look.then for look in looked.looks[0]] == ["whole"]
+    assert len(counts) == 4  # one prompt, four tokens
     with torch.no_grad():
         assert torch.equal(looked.result, model.generate(**data, **SHORT))
 
@@ -253,6 +255,35 @@ def test_rows_stop_at_different_times(model, monkeypatch):
     assert 2 in rows
 
 
+class StopsRow:
+    """Ends the first row of a batch after so many new tokens."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __call__(self, input_ids, scores, **options):
+        ended = torch.zeros(len(input_ids), dtype=torch.bool)
+        ended[0] = input_ids.shape[1] >= self.length
+        return ended
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_rows_of_a_batch_are_as_sure_as_alone(model, stopped):
+    data = inputs_for("qwen3_vl", IMAGE_PROMPT, IMAGE_PROMPT, seed=3)
+    assert data["attention_mask"].all()  # so that both are read as alone
+    options = {**SHORT, "eos_token_id": 127, "pad_token_id": 0}
+    if stopped:  # by a criterion of the caller, after which the row is filled with padding
+        options = {**options, "stopping_criteria": [StopsRow(data["input_ids"].shape[1] + 2)]}
+    together = run(model, data, options=options, looks=Looks(rounds=2, sure=0.9), budget=0.5)
+    row = {name: value[:1] for name, value in data.items()}
+    row["pixel_values"] = data["pixel_values"][: len(data["pixel_values"]) // 2]
+    alone = run(model, row, options=options, looks=Looks(rounds=2, sure=0.9), budget=0.5)
+    assert len(together.looks[0]) == len(alone.looks[0])
+    for one, other in zip(together.looks[0], alone.looks[0], strict=True):
+        assert one.sure == pytest.approx(other.sure, rel=2e-2, abs=1e-4)
+        assert (one.tokens, one.then) == (other.tokens, other.then)
+
+
 def test_rows_whose_functions_may_tell_them_apart_are_read_together(model):
     seen = []
 
@@ -281,7 +312,8 @@ def test_several_pictures_and_rows_without_one(model):
     looked = run(model, data, **ALL)
     with torch.no_grad():
         assert torch.equal(looked.result, model.generate(**data, **SHORT))
-    assert looked.looks[1][-1].tokens == 0
+    assert looked.looks[0]
+    assert looked.looks[1] == []
 
 
 @pytest.mark.parametrize("options", [{"num_beams": 2}, {"num_return_sequences": 2, "do_sample": True}])
@@ -326,6 +358,36 @@ def test_functions_of_the_caller_are_called_in_every_look(model):
     run(model, data, options={**SHORT, "logits_processor": [watch]}, **ALL)
     length = data["input_ids"].shape[1]
     assert seen == [length, length, length, length + 1, length + 2, length + 3]
+
+
+@pytest.mark.parametrize("mode", ["prune", "saccade"])
+def test_what_another_question_asked_does_not_change_an_answer(model, mode):
+    layer = ARRCOCLayer(ARRCOCConfig.for_model(model)).eval()
+    data = inputs_for("qwen3_vl", LARGE_PICTURE, seed=3)
+    shared, options = Encodings(), {"mode": mode, "introspect": "auto"}
+    if mode == "saccade":
+        options["gaze"] = Gaze(gestalt=15)
+    few, many = 20, 150  # the model is asked for few tokens only
+    first = run(model, data, layer, encoded=shared, budget=few, **options)
+    assert first.outputs[0].voice is not None
+    later = run(model, data, layer, encoded=shared, budget=many, **options)
+    fresh = run(model, data, layer, budget=many, **options)
+    assert later.outputs[0].voice is None
+    assert later.kept[0][1].tolist() == fresh.kept[0][1].tolist()
+
+
+def test_layers_that_are_not_asked_process_fewer_tokens(model):
+    layer = ARRCOCLayer(ARRCOCConfig.for_model(model)).eval()
+    data = inputs_for("qwen3_vl", LARGE_PICTURE, seed=3)
+    looked = run(model, data, layer, looks=NEVER, introspect=1, budget=80).split(1)[0]
+    total = sum(look.tokens for look in looked.looks[0])
+    assert looked.processed(3) == [total, total - 15, total - 15]
+
+
+@pytest.mark.parametrize("name", ["looks", "gaze"])
+def test_settings_of_the_wrong_type_are_refused(model, name):
+    with pytest.raises(TypeError, match=f"`{name}` must be a .*, got 3; use "):
+        attach(model, create_selector("grid"), **{name: 3})
 
 
 # mode auto
@@ -396,6 +458,17 @@ def test_a_call_that_names_neither_mode_nor_budget_is_auto(vlm):
         assert vlm.answer(picture, question, **options, **SHORT).looks == ()
     named = ARRCOCQwen(vlm.model, vlm.processor, vlm.selector, mode="saccade")
     assert named.answer(picture, question, **SHORT).mode == "saccade"
+    inspected = vlm.inspect(picture, question)
+    assert inspected.tokens.used == plain.looks[0].seen
+    own = ARRCOCLayer(ARRCOCConfig.for_model(vlm.model, budget=16)).eval()
+    sparing = ARRCOCQwen(vlm.model, vlm.processor, own)
+    assert sparing.answer(picture, question, **SHORT).tokens.used == 16
+    assert sparing.answer(photo(160, 120), question, mode="auto", looks=NEVER, **SHORT).looks[-1].seen == 16
+    sparing.selector = vlm.selector
+    assert sparing.answer(picture, question, **SHORT).looks
+    smaller = ARRCOCQwen(vlm.model, vlm.processor, create_selector("downsample"))
+    with pytest.raises(ValueError, match="`looks` need a selector that picks tokens of a picture, got 'downsample'"):
+        smaller.answer(picture, question, looks=Looks(), **SHORT)
     few = ARRCOCQwen(vlm.model, vlm.processor, vlm.selector, budget=7).answer(picture, question, **SHORT)
     assert (few.tokens.used, few.looks) == (7, ())
 

@@ -148,7 +148,7 @@ def _ask(
     from arr_coc.inference.vlm import ARRCOCQwen
 
     chosen: Any = mode
-    if contender.mode == "saccade":
+    if contender.mode != "prune":
         chosen, gaze = "saccade", contender.gaze
     if chosen == "saccade" and not contender.selector.can_saccade:
         raise ValueError(f"{contender.name} has no saccade mode; use --mode prune or auto, or another selector")

@@ -8,6 +8,7 @@ answer in ten on pages (`docs/looks.md`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -34,10 +35,10 @@ from arr_coc.inference.run import Run
 from arr_coc.prompting.cache import Role
 from arr_coc.prompting.encodings import Encodings
 from arr_coc.prompting.prefix import Prefix
-from arr_coc.prompting.settings import OnError, Settings
+from arr_coc.prompting.settings import Settings
 from arr_coc.prompting.shortening import KeptCells
 from arr_coc.runtime.stopwatch import Stopwatch
-from arr_coc.selectors.contract import Selector, TokenSelector
+from arr_coc.selectors.contract import DEFAULT_RATIO, Selector, TokenSelector
 from arr_coc.selectors.registry import selector_name
 
 if TYPE_CHECKING:
@@ -66,12 +67,31 @@ def can_gaze(family: Family, selector: Selector) -> bool:
 def settle(settings: Settings, mode: str, looks: Looks | None, selector: Selector) -> Settings:
     """Settings of mode `auto` for the mode that was chosen, `"full"` among them."""
     if not isinstance(selector, TokenSelector):  # it does not say what to read next
+        if settings.looks is not None:
+            raise ValueError(_cannot_look(selector))
         return replace(settings, mode="prune", gaze=None, looks=None)
     if mode == "full":
         return replace(settings, mode="prune", budget=1.0, gaze=None, looks=None)
-    gaze = settings.gaze if mode == "saccade" else None
-    introspect = settings.introspect or "auto"  # a first look reads so little that it pays to ask
-    return replace(settings, mode=mode, gaze=gaze, looks=looks, introspect=introspect)  # type: ignore[arg-type]
+    gaze, introspect = settings.gaze if mode == "saccade" else None, settings.introspect
+    if introspect is None and selector.default_introspect in (None, "off"):
+        introspect = "auto"  # a first look reads so little that it pays to ask
+    settings = replace(settings, mode=mode, gaze=gaze, looks=looks, introspect=introspect)  # type: ignore[arg-type]
+    return settings if looks is None else replace(settings, budget=_last_budget(settings, selector))
+
+
+def first_look(settings: Settings) -> Settings:
+    """Settings of the first of several looks."""
+    looks = settings.looks or Looks()
+    return _part(replace(settings, looks=None), list_shares(looks.rounds)[0], last=looks.rounds == 1)
+
+
+def _part(settings: Settings, share: float, last: bool) -> Settings:
+    """Settings of a look that reads a share of the budget, perhaps more or less as the question needs."""
+    return replace(settings, share=share, leeway=1.0 if last or settings.mode != "prune" else LEEWAY)
+
+
+def _cannot_look(selector: Selector) -> str:
+    return f"`looks` need a selector that picks tokens of a picture, got {selector_name(selector)!r}; drop `looks`"
 
 
 def look_until_sure(session: Session, arguments: Inputs, watch: Stopwatch) -> Run:
@@ -84,10 +104,10 @@ def look_until_sure(session: Session, arguments: Inputs, watch: Stopwatch) -> Ru
     """
     settings, family = session.settings, session.family
     if not isinstance(session.selector, TokenSelector):
-        name = selector_name(session.selector)
-        raise ValueError(f"`looks` need a selector that picks tokens of a picture, got {name!r}; drop `looks`")
+        raise ValueError(_cannot_look(session.selector))
     looks = settings.looks or Looks()
-    settings = replace(settings, looks=None, budget=_last_budget(settings), encoded=_share_encodings(settings))
+    budget = _last_budget(settings, session.selector)
+    settings = replace(settings, looks=None, budget=budget, encoded=_share_encodings(settings))
     if not can_look_again(family, arguments):
         return session.with_settings(settings).generate(arguments, watch)
     shares = list_shares(looks.rounds)
@@ -95,13 +115,12 @@ def look_until_sure(session: Session, arguments: Inputs, watch: Stopwatch) -> Ru
     answers: list[Any] = [None] * len(arguments["input_ids"])
     made: list[list[Look]] = [[] for _ in answers]
     ended: list[Run | None] = [None] * len(answers)  # the look that each row ended with
-    failures: list[Exception] = []
-    settings = replace(settings, on_error=_note_failures(settings.on_error, failures))
+    glanced: list[int] | None = None  # of each picture, in the first look
     spent = {"prefill": 0.0, "decode": 0.0}  # which a session measures for its own call alone
     while True:
         share, last = shares.pop(0), not shares
         going = [row for row, answer in enumerate(answers) if answer is None]
-        meter = _Meter(family, arguments, least_log_probability(looks.sure), failures)
+        meter = _Meter(family, arguments, -math.inf if last else least_log_probability(looks.sure), going)
         given = {**arguments, "logits_processor": [*(arguments.get("logits_processor") or ()), meter]}
         held = None if last or streamer is None else _Held(streamer)
         if held is not None:
@@ -109,54 +128,44 @@ def look_until_sure(session: Session, arguments: Inputs, watch: Stopwatch) -> Ru
         if not last:
             given["stopping_criteria"] = [*(arguments.get("stopping_criteria") or ()), meter.is_unsure]
         rows = going if can_take_rows(arguments) else None
-        leeway = 1.0 if last or settings.mode != "prune" else LEEWAY
-        run = session.with_settings(replace(settings, share=share, leeway=leeway)).generate(given, watch, rows)
+        look = session.with_settings(_part(settings, share, last))
+        run = look.generate(given, watch, rows, meter.prepare)
+        settings = replace(settings, further=True)
         spent = {name: total + watch.milliseconds.get(name, 0.0) for name, total in spent.items()}
         generated: Any = run.generated
-        sure = [sureness(value) for value in meter.total.tolist()]
+        sure = [sureness(value) for value in meter.measure(generated)]
         known = _count_known(run)
         parts = run.split(len(answers))
-        whole = run.used >= run.full or run.failure is not None  # there is nothing more to see
-        last = last or run.failure is not None
+        if glanced is None:
+            glanced, asked_layers = run.glanced_counts, run.glanced_layers
         for place, row in enumerate(range(len(answers)) if run.rows is None else run.rows):
             if answers[row] is not None:
                 continue
             then: Then = "sure" if sure[place] >= looks.sure else "again"
-            if last and then == "again":
-                then = "whole" if whole else "last"
+            if then == "again" and (last or meter.whole[row]):
+                then = "whole" if meter.whole[row] else "last"
             read = parts[row].used + sum(parts[row].glanced_counts) - known
             made[row].append(Look(read, parts[row].used, round(sure[place], 4), then, tuple(parts[row].kept)))
             if then != "again":
                 answers[row], ended[row] = generated[place], parts[row]
         if all(answer is not None for answer in answers):
             break
-        if whole:
-            shares = [1.0]  # the answer that was broken off is finished
     if held is not None:
         held.release()
     if watch.on:
         watch.milliseconds |= spent
+    run.glanced_counts, run.glanced_layers = glanced, asked_layers
     return _finish(run, made, answers, ended, arguments, family)
 
 
-def _note_failures(on_error: OnError, failures: list[Exception]) -> OnError:
-    """What to do if the selection fails: as the caller wants, and note it, so that the answer is not broken off."""
-    if on_error == "raise":
-        return on_error
-
-    def note(error: Exception) -> None:
-        failures.append(error)
-        if callable(on_error):
-            on_error(error)
-
-    return note
-
-
-def _last_budget(settings: Settings) -> PromptBudget:
-    """What the last look may read: the budget of the call, or the usual one of its mode."""
-    if settings.budget is None or settings.budget == "auto":
-        return LAST_OF_LARGE if settings.mode == "saccade" else LAST_OF_SMALL
-    return settings.budget
+def _last_budget(settings: Settings, selector: Selector) -> PromptBudget:
+    """What the last look may read: the budget of the call, the selector's if it has one, or the usual of its mode."""
+    if settings.budget is not None and settings.budget != "auto":
+        return settings.budget
+    if settings.mode == "saccade":
+        return LAST_OF_LARGE
+    own = selector.default_budget
+    return LAST_OF_SMALL if own in (DEFAULT_RATIO, "auto") else own
 
 
 def _share_encodings(settings: Settings) -> Any:
@@ -201,43 +210,65 @@ def _finish(
         kept = [(part, iter(part.kept)) for part in parts]
         run.kept = KeptCells(next(kept[span.row][1]) for span in run.prompt.spans)
     run.generated, run.result = generated, torch.cat([prompt, generated], dim=1)
-    run.rows, run.looks = None, made
+    shown = [bool(part.kept) for part in run.split(len(answers))]  # a row without pictures looks at nothing
+    run.rows, run.looks = None, [looks if seen else [] for looks, seen in zip(made, shown, strict=True)]
     return run
 
 
 class _Meter:
-    """Adds up the log-probability of each row's likeliest tokens while an answer is generated.
+    """Measures the probability of each row's likeliest tokens while an answer is generated.
 
     Args:
         family (`Family`): the opened model.
         arguments (`Mapping`): of `generate`.
-        least (`float`): below it a row is not sure enough.
-        failures (`list[Exception]`): if there is one, everything is read, and no answer is broken off.
+        least (`float`): a row below it is not sure enough, and broken off.
+        rows (`Sequence[int]`): that have no answer yet.
     """
 
-    def __init__(self, family: Family, arguments: Inputs, least: float, failures: Sequence[Exception]) -> None:
-        device, ends = arguments["input_ids"].device, family.option(arguments, "eos_token_id")
-        self._ends = torch.tensor([] if ends is None else ends, device=device).flatten()
-        self._least, self._going = least, torch.ones(0, dtype=torch.bool)
-        self.total = torch.zeros(0)  # [B] of the rows that are generated, once the first token is
-        self._count, self._failures = 0, failures
+    def __init__(self, family: Family, arguments: Inputs, least: float, rows: Sequence[int]) -> None:
+        ends, pad = (family.option(arguments, name) for name in ("eos_token_id", "pad_token_id"))
+        self._ends = torch.tensor([] if ends is None else ends).flatten()
+        self._pad = torch.tensor([] if pad is None else pad).flatten()
+        self._least, self._rows = least, rows
+        self._steps: list[Tensor] = []  # log-probabilities [B] of the rows that are generated
+        self._total = torch.zeros(())  # of each row, all its steps together
+        self.whole = [False] * len(arguments["input_ids"])  # rows of which there is nothing more to see
+        self._open = torch.zeros(0, dtype=torch.bool)  # whether a generated row may be broken off
+
+    def prepare(self, run: Run) -> None:
+        """Note which rows read all there is, once their prompt is laid out: their answers are not broken off."""
+        unread = [0] * len(self.whole)  # tokens of each row that it leaves out
+        for span, used, full in zip(
+            run.prompt.spans if run.prompt else (), run.used_counts, run.full_counts, strict=True
+        ):
+            unread[span.row] += full - used
+        self.whole = [run.failure is not None or not count for count in unread]
+        rows = range(len(unread)) if run.rows is None else run.rows
+        self._open = torch.tensor([not self.whole[row] and row in self._rows for row in rows])
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """As a logits processor, which changes nothing."""
-        if len(self.total):
-            self._going &= ~torch.isin(input_ids[:, -1], self._ends)
-        else:
-            self._going = torch.ones(len(scores), dtype=torch.bool, device=scores.device)
-            self.total = torch.zeros(len(scores), device=scores.device)
-        self._count += 1
-        if self._count <= COUNTED:
-            likeliest = scores.float().log_softmax(dim=-1).amax(dim=-1)  # [B, V] -> [B]
-            self.total += torch.where(self._going, likeliest, 0.0)
+        if len(self._steps) < COUNTED:
+            self._steps.append(scores.float().log_softmax(dim=-1).amax(dim=-1))  # [B, V] -> [B]
+            self._total = self._total.to(scores.device) + self._steps[-1]
         return scores
 
     def is_unsure(self, input_ids: Tensor, scores: Any, **options: Any) -> Tensor:
         """As a stopping criterion: what comes after a token makes an answer no surer."""
-        return (self.total < self._least) & (not self._failures)
+        return (self._total < self._least) & self._open.to(self._total.device)
+
+    def measure(self, generated: Tensor) -> list[float]:
+        """The log-probability of each row's answer `[B, n]`, up to where it would have ended alone."""
+        logs = torch.stack(self._steps, dim=1).cpu()  # [B, s]
+        ids, opened = generated[:, : logs.shape[1]].cpu(), self._open[:, None]
+        end = torch.isin(ids, self._ends)
+        # a row that a criterion of the caller has ended goes on with padding
+        padding = torch.isin(ids, self._pad) & ~end
+        so_far = logs.cumsum(dim=1)
+        broken = (so_far < self._least) & opened
+        last = end | broken
+        after = (last.cumsum(dim=1) > last.long()) | (padding.cumsum(dim=1) > 0)
+        return torch.where(after, 0.0, logs).sum(dim=1).tolist()
 
 
 class _Held:

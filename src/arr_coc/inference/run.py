@@ -103,9 +103,10 @@ class Run:
 
         Of several looks those of all; then the record must be that of one row.
         """
-        if len(self.looks) == 1:  # of one row
-            return [sum(look.tokens for look in self.looks[0])] * layers
         everything, deep = self.inside_layer or 0, layers if self.glanced_layers is None else self.glanced_layers
+        if len(self.looks) == 1 and self.looks[0]:  # of one row
+            total = sum(look.tokens for look in self.looks[0])
+            return [total - sum(self.glanced_counts) * (layer >= deep) for layer in range(layers)]
         read = [self.full if layer < everything else self.used for layer in range(layers)]
         return [count + sum(self.glanced_counts) * (layer < deep) for layer, count in enumerate(read)]
 

@@ -36,7 +36,7 @@ from arr_coc.inference.arguments import (
     show_full_prompt,
     visual_ids,
 )
-from arr_coc.inference.looking import can_gaze, look_until_sure, settle
+from arr_coc.inference.looking import can_gaze, first_look, look_until_sure, settle
 from arr_coc.inference.rows import take_rows
 from arr_coc.inference.run import Run
 from arr_coc.prompting.cache import Holding, calling, cut_of, holding_of, mark_cache
@@ -263,9 +263,16 @@ class Session:
         return DEFAULT_BUDGET if self.settings.mode == "saccade" else self.selector.default_budget
 
     def inspect(self, inputs: Inputs, watch: Stopwatch = OFF) -> Run:
-        """Choose tokens without generating. If they are dropped inside the model, this takes one forward pass."""
+        """Choose tokens without generating: of several looks, those of the first.
+
+        If they are dropped inside the model, this takes one forward pass.
+        """
         if self.inside:
             return self.forward({**inputs, "logits_to_keep": 1}, watch)
+        if self.settings.mode == "auto":
+            return self._settle(inputs, self.settings.looks or Looks()).inspect(inputs, watch)
+        if self.settings.looks is not None and self.family.present(inputs):
+            return self.with_settings(first_look(self.settings)).prepare(inputs, watch)
         return self.prepare(inputs, watch)
 
     @untraced_itself
@@ -295,7 +302,13 @@ class Session:
         return run
 
     @untraced_itself
-    def generate(self, arguments: Inputs, watch: Stopwatch = OFF, rows: Sequence[int] | None = None) -> Run:
+    def generate(
+        self,
+        arguments: Inputs,
+        watch: Stopwatch = OFF,
+        rows: Sequence[int] | None = None,
+        prepared: Callable[[Run], None] | None = None,
+    ) -> Run:
         """Generate from the shorter prompt. The result begins with the full prompt, as the model's own would.
 
         Args:
@@ -303,6 +316,7 @@ class Session:
             watch (`Stopwatch`, *optional*): times the stages `encode`, `select`, `prefill` and `decode`.
             rows (`Sequence[int]`, *optional*): generate for these rows of the batch alone, where that can be: not if
                 the selection failed. [`Run`] says for which it was.
+            prepared (`Callable`, *optional*): told the record once the shorter prompt is laid out.
         """
         if self.settings.mode == "auto":
             return self._settle(arguments, self.settings.looks or Looks()).generate(arguments, watch)
@@ -320,6 +334,8 @@ class Session:
                 run = Run(self._continue(arguments, holding), self.settings.mode, selector_name(self.selector))
         if rows is not None:
             arguments = take_rows(self.family, arguments, run, rows)
+        if prepared is not None:
+            prepared(run)
         prompt_ids: Tensor = arguments["input_ids"]
         length = run.inputs["input_ids"].shape[1]
         options = adjust_limits(self.family, arguments, length - prompt_ids.shape[1])

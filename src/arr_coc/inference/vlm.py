@@ -156,7 +156,11 @@ class ARRCOCQwen(nn.Module):
     @selector.setter
     def selector(self, selector: Selector) -> None:
         check_editions(selector, self.model)
-        self._calls.session.selector = selector
+        session = self._calls.session
+        session.selector = selector
+        if self._named_mode is None:  # a selector may have a budget of its own
+            usual: Any = usual_mode(None, session.settings.budget, selector)
+            session.settings = replace(session.settings, mode=usual)
         self._modules["selector"] = selector if isinstance(selector, nn.Module) else None
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -381,7 +385,8 @@ class ARRCOCQwen(nn.Module):
         """Answer any number of questions in batches, in order, as they would be answered one by one.
 
         Pictures may have any sizes, and each question its own number of them. A batch takes one call of the vision
-        encoder (in mode `"saccade"` one for the gestalts and one for the cells) and one of the language model.
+        encoder (in mode `"saccade"` one for the gestalts and one for the cells) and, for each look, one of the language
+        model.
         Meanwhile a thread reads `questions` and opens the picture files of the next batch. If the selection fails for
         one question of a batch, each is asked alone, so that only this one keeps all tokens, or raises (see
         `on_error`).
@@ -487,7 +492,7 @@ class ARRCOCQwen(nn.Module):
         introspect: Introspect | None = None,
         details: bool = True,
     ) -> Answer:
-        """Choose tokens as [`~ARRCOCQwen.answer`] does, without answering: the text is empty.
+        """Choose tokens as [`~ARRCOCQwen.answer`] does in its first look, without answering: the text is empty.
 
         Args:
             pictures, question, budget, mode, gaze, introspect, details: as in [`~ARRCOCQwen.answer`].

@@ -56,6 +56,8 @@ class Settings:
         share (`float`, *optional*, defaults to 1.0): of the budget, in saccades of the cells, that this look reads.
         leeway (`float`, *optional*, defaults to 1.0): how many times more or fewer tokens than that a selector may keep
             in mode `prune`, as the question needs.
+        further (`bool`, *optional*, defaults to `False`): whether this is a look after the first of a call. What the
+            model was asked in the first is then heard again, whatever the budget.
     """
 
     mode: Mode = "prune"
@@ -74,6 +76,7 @@ class Settings:
     looks: Looks | None = None
     share: float = 1.0
     leeway: float = 1.0
+    further: bool = False
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
@@ -84,6 +87,10 @@ class Settings:
             raise ValueError(f"`on_error` must be 'full' or 'raise', got {self.on_error!r}; or give a function")
         if isinstance(self.query_layers, bool) or not isinstance(self.query_layers, int) or self.query_layers < 0:
             raise ValueError(f"`query_layers` must be a whole number of at least 0, got {self.query_layers!r}")
+        for name, kind in (("looks", Looks), ("gaze", Gaze)):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise TypeError(f"`{name}` must be a {kind.__name__}, got {value!r}; use {kind.__name__}()")
         if self.mode == "weight" and self.looks is not None:
             raise ValueError("mode 'weight' reads all tokens in one look; drop `looks`, or use 'auto'")
         if self.budget is not None:

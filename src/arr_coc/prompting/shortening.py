@@ -152,7 +152,9 @@ class Shortening(ABC):
 
     def _has_asked(self, layers: Sequence[int], *details: Hashable) -> bool:
         """Whether an earlier look has asked the model the same, so that asking costs nothing."""
-        return self.shared is not None and self.shared.knows_attended(self._name_asking(layers, details))
+        if self.shared is None or not self.settings.further:
+            return False
+        return self.shared.knows_attended(self._name_asking(layers, details))
 
     def count_encoded(self) -> list[int]:
         """For each picture, the tokens that `encode` has made of it."""

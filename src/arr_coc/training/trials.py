@@ -10,9 +10,10 @@ layer looks where it did, and keeps what it kept wherever a call says how many t
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,12 +76,12 @@ class Trials(NamedTuple):
 
     def rows(self, numbers: Sequence[int], device: Any) -> Trials:
         """Some of the questions, on a device."""
-        chosen = torch.tensor(numbers)
+        chosen = torch.tensor(numbers, dtype=torch.long)
         return Trials(*(part[chosen].to(device) for part in self))
 
 
 class TryingSelector(TokenSelector):
-    """A layer whose tensions are moved by what a trial says, instead of its steering; it keeps what that would see.
+    """A layer whose tensions are moved by what a trial says, instead of its steering; keeps what that would see.
 
     Args:
         layer (`ARRCOCLayer`): chooses.
@@ -113,8 +114,12 @@ class TryingSelector(TokenSelector):
                 seen.append(given[0])
                 return moves.to(moved)
 
-            with self.layer.steering.register_forward_hook(move):
-                output = self.layer(**inputs, budget=budget, gather=False)
+            replays, self.layer.use_graphs = self.layer.use_graphs, False  # a recording would not call the hook
+            try:
+                with self.layer.steering.register_forward_hook(move):
+                    output = self.layer(**inputs, budget=budget, gather=False)
+            finally:
+                self.layer.use_graphs = replays
             usual = steer(output.tensions, -moves.to(output.tensions))
             for row, place in enumerate(places):
                 picture = output.picture(row)
@@ -253,10 +258,12 @@ def open_trials_stage(config: TrainConfig, accelerator: Any, progress: Progress 
     opened = {name: open_answers(name, config.samples, config.seed) for name in dict.fromkeys(config.data)}
     model: Any = load_model(config.base, dtype=torch.float32).requires_grad_(False).to(accelerator.device)
     processor = load_processor(config.base)
-    layer = open_layer(model, config.start, config.introspect).requires_grad_(False).to(accelerator.device).eval()
+    layer = open_layer(model, config.start).requires_grad_(False).to(accelerator.device).eval()
     chat = ChatTokens.from_tokenizer(processor.tokenizer)
-    settings = Settings(chat=chat, on_error="raise", query_layers=config.query_layers)
-    weights = f"{weights_key(model)} {weights_key(layer)}"
+    asked = config.introspect or "auto"  # as in mode auto; the layer's own setting stays as it is
+    settings = Settings(chat=chat, on_error="raise", query_layers=config.query_layers, introspect=asked)
+    looking = nn.ModuleDict({name: part for name, part in layer.named_children() if name != "steering"})
+    weights = f"{weights_key(model)} {weights_key(looking)}"
     folder = Path(config.cache or cache_directory()) / "trials"
     attempt = partial(try_questions, layer, model, settings=settings)
 
@@ -266,21 +273,21 @@ def open_trials_stage(config: TrainConfig, accelerator: Any, progress: Progress 
     tables: dict[str, Trials] = {}
     for name, source in opened.items():
         count = min(config.samples, len(source))
-        parts = (config.samples, config.seed, config.query_layers, FIRST_SHARE, LEEWAY, COUNT, sizes_of(name))
+        trial = (FIRST_SHARE, LEEWAY, COUNT, MOST_STEERED, asked)
+        parts = (config.samples, config.seed, config.query_layers, trial, sizes_of(name))
         place = folder / features_key(weights, processor, layer, name, *parts)
         told = None if progress is None else partial(progress, name)
         with accelerator.main_process_first():
             write_trials(place, source, count, config.seed, make, attempt, told)
         tables[name] = read_trials(place, count)
     size = ROWS * config.batch_size
-    tables_in_turn = [tables[name] for name in config.data]
+    joined = Trials(*(torch.cat(columns) for columns in zip(*(tables[name] for name in config.data), strict=True)))
+    ends = list(accumulate(len(tables[name].facts) for name in config.data))
 
     def batch_at(step: int) -> Trials:
         rng = random.Random(f"trials {config.seed} {step}")
-        parts = list(_draw_rows(tables_in_turn, size * accelerator.num_processes, rng))
-        mine = [part[accelerator.process_index :: accelerator.num_processes] for part in parts]
-        rows = [table.rows(numbers, accelerator.device) for table, numbers in zip(tables_in_turn, mine, strict=True)]
-        return Trials(*(torch.cat(columns) for columns in zip(*rows, strict=True)))
+        drawn = draw_rows(ends, size * accelerator.num_processes, rng)
+        return joined.rows(drawn[accelerator.process_index :: accelerator.num_processes], accelerator.device)
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)  # of the critic
@@ -288,8 +295,20 @@ def open_trials_stage(config: TrainConfig, accelerator: Any, progress: Progress 
     return Stage(task, layer, batch_at)
 
 
-def _draw_rows(tables: Sequence[Trials], size: int, rng: random.Random) -> Iterator[list[int]]:
-    """Numbers of questions of each table, about equally many."""
-    for place, table in enumerate(tables):
-        share = size * (place + 1) // len(tables) - size * place // len(tables)
-        yield [rng.randrange(len(table.facts)) for _ in range(share)]
+def draw_rows(ends: Sequence[int], size: int, rng: random.Random) -> list[int]:
+    """Numbers of questions, equally many of each source; a source's questions end where `ends` says.
+
+    Example:
+
+    ```python
+    >>> import random
+    >>> from arr_coc.training.trials import draw_rows
+    >>> [number >= 100 for number in draw_rows([100, 103], 4, random.Random(0))]
+    [True, False, True, False]
+
+    ```
+    """
+    begins = [0, *ends[:-1]]
+    first = rng.randrange(len(ends))  # so that a small batch is not always of the same sources
+    places = [(first + place) % len(ends) for place in range(size)]
+    return [rng.randrange(begins[place], ends[place]) for place in places]
