@@ -38,7 +38,7 @@ QUESTION = "what does the purple text say?"
 CELL = 32
 
 
-def serve() -> None:
+def serve(mode: str | None) -> None:
     """Open the model, then answer for each line on standard input and print the milliseconds of answer and overlay."""
     meanwhile = contextlib.nullcontext
     with contextlib.suppress(ImportError, AttributeError):  # as the command does; earlier versions do not
@@ -53,7 +53,7 @@ def serve() -> None:
     with tempfile.TemporaryDirectory() as directory:
         for _ in sys.stdin:
             start = time.perf_counter()
-            answer = vlm.answer(image, QUESTION)
+            answer = vlm.answer(image, QUESTION, mode=mode)
             answered = time.perf_counter()
             save_image(draw_overlay(image, answer, CELL), Path(directory) / "seen.png")
             done = time.perf_counter()
@@ -63,9 +63,9 @@ def serve() -> None:
 class Server:
     """A new process that has opened the model from the source in a folder."""
 
-    def __init__(self, source: Path) -> None:
+    def __init__(self, source: Path, mode: str | None) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, __file__, "--serve"],
+            [sys.executable, __file__, "--serve", *(["--mode", mode] if mode else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -108,17 +108,18 @@ def main(
     rounds: Annotated[int, typer.Option(help="New processes of each version.")] = 12,
     later: Annotated[int, typer.Option(help="Answers of each process after its first.")] = 15,
     out: Annotated[Path | None, typer.Option(help="Where the JSON goes.")] = None,
+    mode: Annotated[str | None, typer.Option(help="Of both versions. [default: each version's own]")] = None,
     serving: Annotated[bool, typer.Option("--serve", hidden=True)] = False,
 ) -> None:
     if serving:
-        serve()
+        serve(mode)
         return
     times: dict[str, dict[str, list[float]]] = {}
     with tempfile.TemporaryDirectory() as directory:
         names = {"before": against, "now": str(ROOT)}
         sources = {name: copy_source(version, Path(directory) / name) for name, version in names.items()}
         for turn in range(rounds):
-            servers = {name: Server(source) for name, source in sources.items()}
+            servers = {name: Server(source, mode) for name, source in sources.items()}
             order = list(servers) if turn % 2 else list(servers)[::-1]
             texts = set()
             for count in range(1 + later):
@@ -144,7 +145,9 @@ def main(
               for name, row in found.items()), ratios)  # fmt: skip
     if out is not None:
         place = torch.device("cpu")
-        write_json(out, {**machine(place, torch.float32), "before": against, "question": QUESTION, "times": rows})
+        write_json(
+            out, {**machine(place, torch.float32), "before": against, "question": QUESTION, "mode": mode, "times": rows}
+        )
 
 
 if __name__ == "__main__":

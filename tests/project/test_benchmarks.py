@@ -151,11 +151,12 @@ def test_the_goals_that_are_missed_are_named(load):
     benchmark = load("speed")
     speed = benchmark.read_speed()
     missed = [goal.what for goal in benchmark.goals(speed) if not goal.met]
-    assert missed == ["100 tokens appended to 600, Qwen3-VL-2B"]
+    process = "answer of a process of the embedded model on two CPU cores, over the time before"
+    assert missed == ["100 tokens appended to 600, Qwen3-VL-2B", f"first {process}", f"later {process}"]
     page = (ROOT.parent / "docs" / "performance.md").read_text()
     assert page.count("| **no** |") == len(missed)
-    speed.cpu["first"] = 0.71
-    assert benchmark.goals_table(speed).count("| **no** |") == len(missed) + 1
+    speed.cpu["first"] = 0.7
+    assert benchmark.goals_table(speed).count("| **no** |") == len(missed) - 1
 
 
 def test_repeated_measurements_hold_the_reported_ones():
