@@ -50,6 +50,7 @@ def test_coc_alone_has_no_saccades_at_any_size(grid, compress):
     assert plan_gaze((1, 13, 19), 62, Gaze(gestalt=62, compress="pool")).saccades > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compress", ["pool", "merge"])
 def test_a_question_is_asked_in_all_three_ways(engine, compress):
     opened = engine.check(NEEDLE, SIGN, "saccade", 0.25)
@@ -84,6 +85,7 @@ def test_what_cannot_be_compared_is_said_before_anything_is_asked(engine):
         list(ways)
 
 
+@pytest.mark.slow
 def test_the_small_picture_is_compressed_on_the_page(engine):
     assert read_gaze("no") is None
     plain, pooled = (engine.ask(NEEDLE, SIGN, "saccade", 0.25, gaze=read_gaze(how)) for how in ("no", "pool"))

@@ -55,6 +55,7 @@ def test_the_same_twice_keeps_the_same():
     assert facts["kept_by_both"] == facts["selectors"][0]["tokens"]["used"]
 
 
+@pytest.mark.slow
 def test_both_are_asked_in_the_mode(tmp_path):
     facts = json.loads(compare("arr-coc", "grid", PICTURE, QUESTION, "--mode", "saccade", "--json").stdout)
     assert [row["mode"] for row in facts["selectors"]] == ["saccade", "saccade"]
@@ -73,6 +74,7 @@ def test_both_are_asked_in_the_mode(tmp_path):
     assert [look["tokens"] for look in facts["selectors"][0]["looks"]] == [18, 17]
 
 
+@pytest.mark.slow
 def test_compression_is_of_both_or_of_one():
     command = ("arr-coc", "arr-coc", PICTURE, QUESTION, "--mode", "saccade", "--json")
     plain, pooled = (json.loads(compare(*command, *more).stdout) for more in ((), ("--compress", "pool")))
@@ -92,6 +94,7 @@ def test_an_ending_goes_before_the_mode():
     assert facts["selectors"][0] == plain["selectors"][0]  # not compressed
 
 
+@pytest.mark.slow
 def test_cells_of_two_sizes_are_not_counted(tmp_path):
     """A gaze cuts cells from the picture as it is; pruning reads it as the processor made it."""
     with Image.open(PICTURE) as picture:

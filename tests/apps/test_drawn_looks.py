@@ -136,6 +136,7 @@ def test_a_gaze_shows_what_a_look_saw_small(engine):
     assert np.abs(whole - pruned).max() > 50  # blurred shapes where pruning shows paper
 
 
+@pytest.mark.slow
 def test_the_page_has_a_tile_for_each_look(engine, snapshot):
     page = write_looks(snapshot)
     assert page.count("<figure") == 3

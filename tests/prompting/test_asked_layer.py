@@ -317,6 +317,7 @@ OPEN = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_on_noise_the_model_looks_nowhere_and_on_a_picture_somewhere():
     vlm = ARRCOCQwen.from_pretrained(budget=9, introspect="on")
@@ -387,6 +388,7 @@ def test_a_selector_is_compared_with_and_without():
         open_contenders(["grid@asked"], model)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_embedded_model_is_asked_by_every_entry():
     from importlib.resources import files
