@@ -35,6 +35,8 @@ from arr_coc.selectors.papers.crop import CropSelector
 from arr_coc.selectors.rules import OracleSelector
 from arr_coc.selectors.smaller_picture import AutoDownsampleSelector
 
+pytestmark = pytest.mark.slow
+
 CHAT = ChatTokens(CHAT_START, CHAT_END, (USER,), NEWLINE)
 LARGE = [("text", 3), ("image", (1, 32, 32)), ("text", 5)]  # 256 tokens
 REFUSED = {  # these families encode whole pictures of one size, or have layers without full attention
