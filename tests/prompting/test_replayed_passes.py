@@ -63,7 +63,11 @@ def run_what_would_be_recorded(monkeypatch):
         yield passes
 
 
-@pytest.fixture(scope="module", params=QWEN, name="opened")
+# the fast suite has one family
+EACH = [pytest.param(family, marks=() if family == "qwen3_vl" else pytest.mark.slow) for family in QWEN]
+
+
+@pytest.fixture(scope="module", params=EACH, name="opened")
 def open_model(request):
     return request.param, tiny_model(request.param)
 
