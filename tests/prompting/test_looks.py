@@ -166,8 +166,7 @@ def test_saccades_go_on_from_the_gestalt(family, monkeypatch):
     assert (last.tokens, last.seen) == (plan.saccades, 80)
     after = len(data["input_ids"][0]) - 240 - 5  # text behind the picture
     assert counts[1:3] == [second.tokens + after, last.tokens + after]
-    shared = Encodings()  # cells see those that are encoded with them, so these are encoded in the same steps
-    alone = [run(model, data, layer, encoded=shared, share=share, **settings) for share in list_shares(3)][-1]
+    alone = run(model, data, layer, **settings)  # all cells of the last look see each other
     assert torch.equal(looked.result, alone.result)
     assert looked.kept[0][1].tolist() == alone.kept[0][1].tolist()
 
@@ -190,7 +189,10 @@ def test_the_model_is_asked_once_where_it_looks(model, mode):
         options["gaze"] = Gaze(gestalt=15)
     looked = run(model, data, layer, looks=NEVER, **options)
     shared = Encodings()
-    alone = [run(model, data, layer, encoded=shared, share=share, **options) for share in list_shares(3)][-1]
+    alone = [
+        run(model, data, layer, encoded=shared, share=share, further=share > 1 / 16, **options)
+        for share in list_shares(3)
+    ][-1]
     glanced = 15 if mode == "prune" else 0  # a gestalt that was read to choose is not read again
     first, second, _ = looked.looks[0]
     assert first.tokens == first.seen + glanced

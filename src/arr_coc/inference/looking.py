@@ -1,9 +1,9 @@
 """Look, read, and if the answer is not sure look again, with more to read each time.
 
-Each look is a call of a session of its own. What was encoded, measured and asked for one look serves the next, and in
-mode `saccade` the language model does not read text and gestalt again. The cells of all looks are read in their order
-on the page: a look that only adds cells behind those of the one before would save reading these again, and loses one
-answer in ten on pages (`docs/looks.md`).
+Each look is a call of a session of its own. What was encoded, measured and asked for one look serves the next, but for
+cells in mode `saccade`, which have to see each other. There the language model does not read text and gestalt again.
+The cells of all looks are read in their order on the page: a look that only adds cells behind those of the one before
+would save reading these again, and loses one answer in ten on pages (`docs/looks.md`).
 """
 
 from __future__ import annotations

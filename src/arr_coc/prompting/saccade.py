@@ -160,7 +160,8 @@ class Saccading(Shortening):
         # if saccades replace tokens of the gestalt, or relevance sets the budget, the number of cells varies
         fixed_count = not any(plan.drop or plan.saccades is None for plan in self.plans)
         cells = [saccades.cells for saccades in self.saccades]
-        if self.shared is None:
+        # cells see those that are encoded with them: a word in parts of several looks would be misread
+        if self.shared is None or self.settings.further:
             self.encoded_cells = encode_cells(self.family, self.sources, cells, self.settings.graphs and fixed_count)
         else:
             self.encoded_cells = self.shared.cells(self.family, self.sources, cells, fixed_count, self.settings.graphs)

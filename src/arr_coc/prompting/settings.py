@@ -57,7 +57,7 @@ class Settings:
         leeway (`float`, *optional*, defaults to 1.0): how many times more or fewer tokens than that a selector may keep
             in mode `prune`, as the question needs.
         further (`bool`, *optional*, defaults to `False`): whether this is a look after the first of a call. What the
-            model was asked in the first is then heard again, whatever the budget.
+            model was asked in the first is then heard again, whatever the budget, and all cells are encoded together.
     """
 
     mode: Mode = "prune"
