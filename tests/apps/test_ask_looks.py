@@ -169,3 +169,15 @@ def test_questions_differ_in_number_spread_and_rounds():
     vlm.selector.steering.correction[-1].bias.data.zero_()
     for question in ("which one is unusual?", "how many rings are there?"):
         assert vlm.answer(scene.picture, question).looks[0].seen == 32
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("grid@auto@saccade", "names two modes; use grid@auto or grid@saccade"),
+        ("fastv@auto", "fastv picks no tokens of a picture, so it takes one look, got 'fastv@auto'; use fastv"),
+    ],
+)
+def test_contenders_that_cannot_look_again_are_refused(name, message):
+    with pytest.raises(ValueError, match=message):
+        open_contenders([name], tiny_model("qwen3_vl"))

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from arr_coc.drawing.overlay import PAPER, find_regions, find_scale, fit_to_cells, outline, show_kept, show_sharp
-from arr_coc.gaze.loop import Look
+from arr_coc.gaze.loop import FOLLOWED, Look
 
 if TYPE_CHECKING:
     from arr_coc.inference.answer import Answer
@@ -18,13 +18,6 @@ if TYPE_CHECKING:
 _COLOURS = ((179, 71, 0), (0, 92, 158), (0, 107, 72), (128, 44, 122), (70, 70, 74))
 _LEAST, _MOST = 720, 1400  # pixels of the longest side of a drawing
 _INK = (25, 25, 28)
-# What followed a look, in words.
-_THEN = {
-    "again": "not sure enough, so it looked again",
-    "sure": "sure enough",
-    "whole": "everything was read",
-    "last": "no further look was allowed",
-}
 
 
 def name_look(number: int, look: Look) -> str:
@@ -60,7 +53,7 @@ def explain_end(look: Look) -> str:
 
     ```
     """
-    return _THEN[look.then]
+    return FOLLOWED[look.then]
 
 
 def seen_cells(look: Look) -> np.ndarray:

@@ -177,9 +177,10 @@ def _open(name: str, model: Any, known: Sequence[str]) -> Contender:
     compress = [how for ending, how in COMPRESSED.items() if ending in suffix]
     if (SACCADE in suffix or compress) and not selector.can_saccade:
         raise ValueError(f"{plain} has no saccade mode, got {name!r}; use {plain} or {known[1]}")
-    if AUTO in suffix and (SACCADE in suffix or not isinstance(selector, TokenSelector)):
-        why = "two modes" if SACCADE in suffix else f"{plain} takes one look"
-        raise ValueError(f"mode auto looks until the answer is sure, but {name!r} names {why}; use {plain}")
+    if AUTO in suffix and SACCADE in suffix:
+        raise ValueError(f"{name!r} names two modes; use {plain}{AUTO} or {plain}{SACCADE}")
+    if AUTO in suffix and not isinstance(selector, TokenSelector):
+        raise ValueError(f"{plain} picks no tokens of a picture, so it takes one look, got {name!r}; use {plain}")
     if WRONG in suffix and not selector.reads_question:
         raise ValueError(f"{plain} does not read the question, got {name!r}; use {plain}")
     if ASKED in suffix and getattr(selector, "default_introspect", None) is None:

@@ -83,8 +83,13 @@ class Look(NamedTuple):
     kept: Sequence[tuple[Grid, NDArray[np.int64]]] = ()
 
 
-# After how many looks it ended, in words.
-_ENDS = {"sure": "sure enough", "whole": "with everything read", "last": "the last look that was allowed"}
+# What followed a look, in words.
+FOLLOWED = {
+    "again": "not sure enough, so it looked again",
+    "sure": "sure enough",
+    "whole": "everything was read",
+    "last": "no further look was allowed",
+}
 
 
 def explain_looks(looks: Sequence[Look]) -> str:
@@ -101,8 +106,7 @@ def explain_looks(looks: Sequence[Look]) -> str:
     """
     count = "one look" if len(looks) == 1 else f"{len(looks)} looks"
     read = " + ".join(str(look.tokens) for look in looks)
-    end = _ENDS.get(looks[-1].then, "")
-    return f"{looks[-1].sure:.2f} sure after {count} ({read} tokens)" + (f", {end}" if end else "")
+    return f"{looks[-1].sure:.2f} sure after {count} ({read} tokens), {FOLLOWED[looks[-1].then]}"
 
 
 def list_shares(rounds: int) -> list[float]:

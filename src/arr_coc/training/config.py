@@ -166,7 +166,7 @@ class TrainConfig:
             raise ValueError(f"`compress` belongs to mode saccade, got mode {self.mode}")
         check_compress(self.compress)
         if self.stage == "trials" and self.thrift == 0:
-            raise ValueError("stage trials learns what tokens are worth, so they need a price; give a `thrift`")
+            raise ValueError("stage trials learns what tokens are worth, so they need a price; give a `thrift` above 0")
         if self.introspect is not None:
             check_introspect(self.introspect)
         BudgetPlan.parse(self.budget)
